@@ -1,0 +1,147 @@
+"""Settings: call argument > ``KVFLOW_*`` variable > YAML file > default, read once at the edge and passed down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+from kvflow.errors import ConfigError
+
+PREFIX = "KVFLOW_"
+CONFIG_VARIABLE = "KVFLOW_CONFIG"
+
+_OTHER_VARIABLES = frozenset({"KVFLOW_CONFIG", "KVFLOW_ENABLE", "KVFLOW_URL", "KVFLOW_API_KEY", "KVFLOW_HINTS"})
+"""Variables with the prefix that are not settings of the server: where the file is, and the client's own."""
+_OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Eviction(_Section):
+    """Which context leaves the cache first."""
+
+    policy: str = "steps"
+    """Eviction order on both tiers: ``steps`` (KVFlow) or ``lru`` (SGLang's own, for comparison)."""
+    prediction: Literal["earliest", "expected"] = "earliest"
+    """Steps as KVFlow counts them (the earliest possible), or their expectation over branches and loops."""
+
+
+class Hints(_Section):
+    """How hints from clients are taken."""
+
+    strict: bool = True
+    """Answer a malformed hint with 400. When false the request runs without its hints."""
+    max_workflows: int = Field(default=4096, ge=1, le=1_000_000)
+    """Live workflows to keep track of; beyond it the one idle for longest is dropped."""
+    workflow_idle_s: float = Field(default=1800.0, gt=0)
+    """A workflow that sends nothing for this long is taken for dead."""
+    max_agents: int = Field(default=256, ge=1, le=4096)
+    """Agents per workflow; facts about further ones are rejected."""
+
+
+class Pin(_Section):
+    """Soft pins while an agent waits for a tool."""
+
+    default_ttl_s: float = Field(default=30.0, ge=0)
+    """How long a pin lasts when the client does not say how long the tool takes."""
+    max_ttl_s: float = Field(default=600.0, ge=0)
+    """No pin lasts longer, whatever the client says."""
+
+
+class Graph(_Section):
+    """Agent step graphs."""
+
+    learn: bool = True
+    """Learn a graph from observed transitions for workflow types that declare none."""
+    max_types: int = Field(default=1024, ge=1)
+    """Workflow types to keep a graph for."""
+
+
+class Telemetry(_Section):
+    """Counting."""
+
+    ghost_pages: int = Field(default=262_144, ge=0)
+    """Page hashes remembered to tell a recompute from a first computation (about 100 bytes each)."""
+
+
+class Settings(BaseSettings):
+    """All settings of the server side."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+    strict: bool = False
+    """A seam that does not hold is an error, not a feature turned off (tests, benchmarks)."""
+    eviction: Eviction = Eviction()
+    hints: Hints = Hints()
+    pin: Pin = Pin()
+    graph: Graph = Graph()
+    telemetry: Telemetry = Telemetry()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Put the YAML file named by ``KVFLOW_CONFIG`` below the environment."""
+        path = os.environ.get(CONFIG_VARIABLE)
+        sources: list[PydanticBaseSettingsSource] = [init_settings, EnvSettingsSource(settings_cls)]
+        if path:
+            sources.append(YamlConfigSettingsSource(settings_cls, yaml_file=path))
+        return tuple(sources)
+
+
+def load(overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Read the settings of this process.
+
+    Args:
+        overrides: nested mapping that wins over everything else.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, a ``KVFLOW_`` variable is misspelt, or the file is missing.
+    """
+    _check_variables()
+    path = os.environ.get(CONFIG_VARIABLE)
+    if path and not Path(path).is_file():
+        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which is not a file")
+    try:
+        return Settings(**(overrides or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"setting {where}: {first['msg']} (got {first.get('input')!r})") from None
+
+
+def _check_variables() -> None:
+    """pydantic-settings ignores a misspelt variable without a word; we do not."""
+    for name in os.environ:
+        if not name.startswith(PREFIX) or name in _OTHER_VARIABLES or name.startswith(_OTHER_PREFIXES):
+            continue
+        section, _, field = name.removeprefix(PREFIX).lower().partition("__")
+        if section not in Settings.model_fields:
+            raise ConfigError(f"environment variable {name} is not a kvflow setting; see `kvflow config`")
+        inner = Settings.model_fields[section].annotation
+        if field and not (isinstance(inner, type) and issubclass(inner, BaseModel) and field in inner.model_fields):
+            raise ConfigError(f"environment variable {name}: section {section} has no setting {field!r}")

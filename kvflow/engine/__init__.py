@@ -1,0 +1,24 @@
+"""The data plane: who claims which radix node, and in which order nodes leave.
+
+Runs on the scheduler thread of every rank, driven by ordered messages; holds no clock, randomness, environment or
+SGLang object. `patches` lends it the radix nodes of SGLang, the simulator its own: :mod:`kvflow.engine.ports` says
+what a node must offer.
+"""
+
+from kvflow.engine.accounting import Accounting, Counters, Tier
+from kvflow.engine.boundary import FixedPromptBoundary
+from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.coordinator import Coordinator, PromptClaim
+from kvflow.engine.ports import Node
+
+__all__ = [
+    "Accounting",
+    "Claim",
+    "ClaimTable",
+    "Coordinator",
+    "Counters",
+    "FixedPromptBoundary",
+    "Node",
+    "PromptClaim",
+    "Tier",
+]

@@ -1,0 +1,124 @@
+"""Claims: which agents of which workflows expect to use their context, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvflow.predict import WorkflowUpdate
+
+
+@dataclass(slots=True, eq=False)
+class Role:
+    """An agent of a workflow type; its fixed prompt is shared by all workflows of the type.
+
+    Attributes:
+        stamp: counts the prompts tagged for this role; nodes with the latest stamp are its current fixed prompt.
+    """
+
+    agent: str
+    stamp: int = 0
+    _claims_at: dict[float, int] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> float | None:
+        """Least steps-to-execution over all live workflows of the type; None when none expects to run the agent."""
+        return min(self._claims_at) if self._claims_at else None
+
+    def move(self, before: float | None, after: float | None) -> None:
+        """Account for one claim whose steps changed."""
+        if before is not None:
+            left = self._claims_at[before] - 1
+            if left:
+                self._claims_at[before] = left
+            else:
+                del self._claims_at[before]
+        if after is not None:
+            self._claims_at[after] = self._claims_at.get(after, 0) + 1
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One workflow's agent expecting to use its context.
+
+    Attributes:
+        steps: steps-to-execution; None when it is not expected to run (again).
+        pinned: softly pinned.
+        retired: its workflow has ended.
+    """
+
+    role: Role
+    steps: float | None = None
+    pinned: bool = False
+    retired: bool = False
+
+    def set(self, steps: float | None, *, pinned: bool = False) -> bool:
+        """Take over a prediction; tells whether anything changed."""
+        if (steps, pinned) == (self.steps, self.pinned):
+            return False
+        self.role.move(self.steps, steps)
+        self.steps = steps
+        self.pinned = pinned
+        return True
+
+
+class ClaimTable:
+    """Every live workflow's claims.
+
+    Attributes:
+        version: grows whenever a prediction changes, so that whoever caches a rank knows when it is stale.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._workflows: dict[str, dict[str, Claim]] = {}
+        self._roles: dict[tuple[str, str], Role] = {}
+
+    def __len__(self) -> int:
+        return len(self._workflows)
+
+    def role(self, workflow_type: str, agent: str) -> Role:
+        """Find the role, or start it."""
+        return self._roles.setdefault((workflow_type, agent), Role(agent))
+
+    def claim(self, workflow_id: str, workflow_type: str, agent: str) -> Claim | None:
+        """Find the claim of a live workflow's agent, or start it without prediction.
+
+        None when the workflow is not live: it has ended, or nothing was announced about it.
+        """
+        claims = self._workflows.get(workflow_id)
+        if claims is None:
+            return None
+        claim = claims.get(agent)
+        if claim is None:
+            claim = claims[agent] = Claim(self.role(workflow_type, agent))
+        return claim
+
+    def apply(self, update: WorkflowUpdate) -> None:
+        """Replace what is known of one workflow. Cost: O(agents of the workflow)."""
+        if update.retired:
+            self._retire(update.workflow_id)
+            return
+        claims = self._workflows.setdefault(update.workflow_id, {})
+        predicted = {prediction.agent for prediction in update.claims}
+        changed = False
+        for agent, claim in claims.items():
+            if agent not in predicted:
+                changed |= claim.set(None)
+        for prediction in update.claims:
+            claim = claims.get(prediction.agent)
+            if claim is None:
+                claim = claims[prediction.agent] = Claim(self.role(update.workflow_type, prediction.agent))
+            changed |= claim.set(prediction.steps, pinned=prediction.pinned)
+        self.version += changed
+
+    def clear(self) -> None:
+        """Forget everything, as after a restart."""
+        self._workflows.clear()
+        self._roles.clear()
+        self.version += 1
+
+    def _retire(self, workflow_id: str) -> None:
+        for claim in self._workflows.pop(workflow_id, {}).values():
+            claim.set(None)
+            claim.retired = True
+        self.version += 1

@@ -1,0 +1,31 @@
+"""The wire: SGLang's ``kv_hints`` envelope and the actions in it that kvflow executes.
+
+pydantic models at the edge of the HTTP process and of the client; nothing below this package sees raw JSON. Knows
+nothing of graphs, policies or SGLang.
+"""
+
+from kvflow.hints.build import envelope, step_action, tool_action
+from kvflow.hints.models import (
+    DecodedFact,
+    DecodedHints,
+    Fact,
+    Outcome,
+    Status,
+    StepFact,
+    ToolFact,
+    decode_envelope,
+)
+
+__all__ = [
+    "DecodedFact",
+    "DecodedHints",
+    "Fact",
+    "Outcome",
+    "Status",
+    "StepFact",
+    "ToolFact",
+    "decode_envelope",
+    "envelope",
+    "step_action",
+    "tool_action",
+]

@@ -1,0 +1,46 @@
+"""Building envelopes, for the client."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from kvflow.hints.models import ACTION_VERSION, PROTOCOL_VERSION, Fact, StepFact, ToolFact
+
+_counter = itertools.count()
+
+
+def action(fact: Fact) -> dict[str, Any]:
+    """Wrap a fact into an action of the wire format; fields at their default are left out."""
+    action_type = "kvflow.step" if isinstance(fact, StepFact) else "kvflow.tool"
+    return {
+        "action_id": f"a{next(_counter)}",
+        "action_type": action_type,
+        "action_version": ACTION_VERSION,
+        "payload": fact.model_dump(exclude_defaults=True),
+    }
+
+
+def step_action(**fields: Any) -> dict[str, Any]:
+    """Build a ``kvflow.step`` action; fields as in :class:`StepFact`.
+
+    Raises:
+        pydantic.ValidationError: a field is missing or out of range.
+    """
+    return action(StepFact(**fields))
+
+
+def tool_action(**fields: Any) -> dict[str, Any]:
+    """Build a ``kvflow.tool`` action; fields as in :class:`ToolFact`.
+
+    Raises:
+        pydantic.ValidationError: a field is missing or out of range.
+    """
+    return action(ToolFact(**fields))
+
+
+def envelope(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Put actions into a ``kv_hints`` envelope with a fresh message id."""
+    return {"protocol_version": PROTOCOL_VERSION, "message_id": uuid4().hex, "actions": list(actions)}

@@ -1,0 +1,190 @@
+"""The actions of a ``kv_hints`` envelope that kvflow understands, and their decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from kvflow.errors import HintDecodeError
+
+PROTOCOL_VERSION = "1.0"
+ACTION_VERSION = "1"
+MAX_ACTIONS = 64
+MAX_ENVELOPE_BYTES = 64 * 1024
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class Status(StrEnum):
+    """What became of one action."""
+
+    ACCEPTED = "accepted"
+    CLIPPED = "clipped"
+    DEFERRED = "deferred"
+    REJECTED = "rejected"
+    MISSING = "missing"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The answer to one action: what became of it and why."""
+
+    action_id: str
+    action_type: str
+    status: Status
+    reason: str = ""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Action(_Strict):
+    """One action of an envelope, payload not yet understood (SGLang ``KvHintAction``)."""
+
+    action_id: Identifier
+    action_type: Name
+    action_version: Name
+    payload: dict[str, Any] = Field(default_factory=dict)
+
+
+class Envelope(_Strict):
+    """SGLang's ``kv_hints`` envelope (``KvHintsEnvelope``, RFC #36224)."""
+
+    protocol_version: Name
+    message_id: Identifier
+    actions: Annotated[list[Action], Field(max_length=MAX_ACTIONS)] = Field(default_factory=list)
+
+
+class StepFact(_Strict):
+    """``kvflow.step``: an agent of a workflow starts (or ends) one step.
+
+    Sent with an LLM request it says who is asking; sent alone (``POST /kvflow/v1/events``) it reports progress.
+    A request whose ``step_id`` was seen before continues that step, it does not start another one.
+    """
+
+    workflow_id: Identifier
+    agent: Name
+    workflow_type: Name = "default"
+    step_id: Identifier | None = None
+    event: Literal["start", "end"] = "start"
+    parent_workflow_id: Identifier | None = None
+    fixed_prompt_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    """Tokens at the start of the prompt that every run of this agent shares."""
+    fixed_prompt_messages: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """The same, counted in chat messages; the server turns it into tokens."""
+    tools: Annotated[list[Name], Field(max_length=256)] = Field(default_factory=list)
+    """Names of the tools this agent may call."""
+    final: bool = False
+    """The workflow ends with this step; its context will not be used again."""
+    tenant: Name | None = None
+
+
+class ToolFact(_Strict):
+    """``kvflow.tool``: an agent waits for a tool (start), or has its answer (end)."""
+
+    workflow_id: Identifier
+    agent: Name
+    tool: Name
+    event: Literal["start", "end"]
+    call_id: Identifier | None = None
+    """Tells parallel calls of one tool apart."""
+    expected_s: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = None
+
+
+Fact = StepFact | ToolFact
+
+FACT_MODELS: dict[str, type[StepFact] | type[ToolFact]] = {"kvflow.step": StepFact, "kvflow.tool": ToolFact}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedFact:
+    """A fact together with the action it came in."""
+
+    action_id: str
+    action_type: str
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedHints:
+    """What an envelope holds for kvflow.
+
+    Attributes:
+        facts: understood actions, in the order sent.
+        outcomes: answers to the actions that are not ours (``unsupported``).
+    """
+
+    facts: tuple[DecodedFact, ...]
+    outcomes: tuple[Outcome, ...]
+
+
+def decode_envelope(value: object) -> DecodedHints:
+    """Check an envelope and pick out the facts.
+
+    Actions of other types, and other versions of ours, are never an error: they end as ``unsupported``.
+
+    Args:
+        value: the envelope as decoded JSON.
+
+    Raises:
+        HintDecodeError: the envelope, or the payload of an action kvflow knows, has the wrong shape or is too large.
+    """
+    if not isinstance(value, Mapping):
+        raise HintDecodeError("kv_hints", f"must be an object, got {type(value).__name__}")
+    _check_size(value)
+    try:
+        envelope = Envelope.model_validate(value)
+    except ValidationError as error:
+        raise _decode_error(error) from None
+    facts: list[DecodedFact] = []
+    outcomes: list[Outcome] = []
+    for index, action in enumerate(envelope.actions):
+        reason = _unsupported_reason(action)
+        if reason:
+            outcomes.append(
+                Outcome(
+                    action_id=action.action_id,
+                    action_type=action.action_type,
+                    status=Status.UNSUPPORTED,
+                    reason=reason,
+                )
+            )
+            continue
+        try:
+            fact = FACT_MODELS[action.action_type].model_validate(action.payload)
+        except ValidationError as error:
+            raise _decode_error(error, prefix=f"actions.{index}.payload") from None
+        facts.append(DecodedFact(action_id=action.action_id, action_type=action.action_type, fact=fact))
+    return DecodedHints(facts=tuple(facts), outcomes=tuple(outcomes))
+
+
+def _unsupported_reason(action: Action) -> str:
+    if action.action_type not in FACT_MODELS:
+        return "unknown action type"
+    if action.action_version.split(".")[0] != ACTION_VERSION:
+        return f"action version {action.action_version} is not supported, send {ACTION_VERSION}"
+    return ""
+
+
+def _check_size(value: Mapping[str, Any]) -> None:
+    try:
+        size = len(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise HintDecodeError("kv_hints", f"is not JSON: {error}") from None
+    if size > MAX_ENVELOPE_BYTES:
+        raise HintDecodeError("kv_hints", f"is {size} bytes; at most {MAX_ENVELOPE_BYTES} are allowed")
+
+
+def _decode_error(error: ValidationError, prefix: str = "") -> HintDecodeError:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    parts = [prefix] if prefix else []
+    parts += [str(part) for part in first["loc"]]
+    return HintDecodeError(".".join(parts) or "kv_hints", first["msg"])

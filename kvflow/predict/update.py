@@ -1,0 +1,54 @@
+"""Predictions per claim, from the control plane to every scheduler rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimPrediction:
+    """When one agent of one workflow is expected to use its context again.
+
+    Attributes:
+        agent: name of the agent.
+        steps: steps-to-execution, 0 while the agent runs; None when it is not expected to run (again).
+        pinned: the agent waits for a tool, so its context is softly pinned.
+    """
+
+    agent: str
+    steps: float | None
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowUpdate:
+    """All predictions of one workflow; it replaces the previous ones.
+
+    Attributes:
+        workflow_id: the run.
+        workflow_type: the kind of program; agents of one type share their fixed prompts.
+        claims: one per agent that the workflow may still run.
+        retired: the workflow has ended and its context will not be used again.
+    """
+
+    workflow_id: str
+    workflow_type: str
+    claims: tuple[ClaimPrediction, ...] = ()
+    retired: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """Encode into JSON types, short enough to be broadcast with every step."""
+        return {
+            "id": self.workflow_id,
+            "type": self.workflow_type,
+            "retired": self.retired,
+            "claims": [[claim.agent, claim.steps, claim.pinned] for claim in self.claims],
+        }
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> WorkflowUpdate:
+        """Decode what :meth:`to_wire` made."""
+        claims = tuple(ClaimPrediction(agent=a, steps=s, pinned=p) for a, s, p in data["claims"])
+        return cls(workflow_id=data["id"], workflow_type=data["type"], claims=claims, retired=data["retired"])

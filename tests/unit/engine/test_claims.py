@@ -1,0 +1,167 @@
+"""Claims on radix nodes: minimum over sharers, splits, retirement, pins, and the order they lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine.owners import Owners
+from kvflow.errors import ConfigError
+from kvflow.policy import EvictionClass
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+
+@dataclass(eq=False)
+class FakeNode:
+    owners: Owners | None = None
+
+
+def announce(coordinator: Coordinator, workflow: str, steps: dict[str, float | None], pinned: str = "") -> None:
+    claims = tuple(ClaimPrediction(agent=a, steps=s, pinned=a == pinned) for a, s in steps.items())
+    coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="review", claims=claims))
+
+
+def retire(coordinator: Coordinator, workflow: str) -> None:
+    coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="review", retired=True))
+
+
+def claim(workflow: str, agent: str) -> PromptClaim:
+    return PromptClaim(workflow_id=workflow, workflow_type="review", agent=agent)
+
+
+def class_of(coordinator: Coordinator, node: FakeNode) -> EvictionClass:
+    return EvictionClass(coordinator.rank(node)[0])
+
+
+@pytest.fixture
+def coordinator() -> Coordinator:
+    return Coordinator("steps")
+
+
+def test_a_node_without_claims_is_unclaimed(coordinator: Coordinator) -> None:
+    assert class_of(coordinator, FakeNode()) is EvictionClass.UNCLAIMED
+
+
+def test_fixed_and_tail_are_told_apart_by_where_a_node_ends(coordinator: Coordinator) -> None:
+    fixed, tail = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"critic": 3})
+    coordinator.tag(claim("w1", "critic"), [(tail, 96), (fixed, 64)], fixed_tokens=64)
+    assert coordinator.rank(fixed) == (EvictionClass.FIXED, -3)
+    assert coordinator.rank(tail) == (EvictionClass.TAIL, -3)
+
+
+def test_a_shared_node_takes_the_minimum_over_agents(coordinator: Coordinator) -> None:
+    node = FakeNode()
+    announce(coordinator, "w1", {"critic": 5, "writer": 2})
+    coordinator.tag(claim("w1", "critic"), [(node, 64)], fixed_tokens=64)
+    coordinator.tag(claim("w1", "writer"), [(node, 64)], fixed_tokens=64)
+    assert coordinator.rank(node) == (EvictionClass.FIXED, -2)
+
+
+def test_a_fixed_prompt_takes_the_minimum_over_workflows_that_have_not_touched_it(coordinator: Coordinator) -> None:
+    node = FakeNode()
+    announce(coordinator, "w1", {"critic": 5})
+    coordinator.tag(claim("w1", "critic"), [(node, 64)], fixed_tokens=64)
+    announce(coordinator, "w2", {"critic": 1})
+    assert coordinator.rank(node) == (EvictionClass.FIXED, -1)
+    retire(coordinator, "w2")
+    assert coordinator.rank(node) == (EvictionClass.FIXED, -5)
+
+
+def test_further_steps_leave_first(coordinator: Coordinator) -> None:
+    near, far = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"near": 1, "far": 9})
+    coordinator.tag(claim("w1", "near"), [(near, 64)], fixed_tokens=64)
+    coordinator.tag(claim("w1", "far"), [(far, 64)], fixed_tokens=64)
+    assert coordinator.rank(far) < coordinator.rank(near)
+
+
+def test_both_halves_of_a_split_keep_the_claim_and_then_part_ways(coordinator: Coordinator) -> None:
+    upper, lower = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"critic": 4})
+    coordinator.tag(claim("w1", "critic"), [(lower, 64)], fixed_tokens=64)
+    coordinator.split(upper, lower)
+    assert coordinator.rank(upper) == coordinator.rank(lower) == (EvictionClass.FIXED, -4)
+    announce(coordinator, "w2", {"writer": 1})
+    coordinator.tag(claim("w2", "writer"), [(upper, 32)], fixed_tokens=32)
+    assert coordinator.rank(upper) == (EvictionClass.FIXED, -1)
+    assert coordinator.rank(lower) == (EvictionClass.FIXED, -4)
+
+
+def test_the_tail_of_an_ended_workflow_is_retired_and_its_fixed_prompt_is_not(coordinator: Coordinator) -> None:
+    fixed, tail = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"critic": 1})
+    coordinator.tag(claim("w1", "critic"), [(fixed, 64), (tail, 96)], fixed_tokens=64)
+    retire(coordinator, "w1")
+    assert class_of(coordinator, tail) is EvictionClass.RETIRED
+    assert class_of(coordinator, fixed) is EvictionClass.UNCLAIMED
+    assert coordinator.rank(tail) < coordinator.rank(FakeNode())
+
+
+def test_a_fixed_prompt_that_depends_on_its_workflow_is_retired_with_it(coordinator: Coordinator) -> None:
+    old, new = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"critic": 1})
+    coordinator.tag(claim("w1", "critic"), [(old, 64)], fixed_tokens=64)
+    announce(coordinator, "w2", {"critic": 1})
+    coordinator.tag(claim("w2", "critic"), [(new, 64)], fixed_tokens=64)
+    retire(coordinator, "w1")
+    assert class_of(coordinator, old) is EvictionClass.RETIRED
+    assert class_of(coordinator, new) is EvictionClass.FIXED
+
+
+def test_a_pin_holds_the_tail_last_until_it_is_lifted(coordinator: Coordinator) -> None:
+    tail, other = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"coder": 1, "critic": 1}, pinned="coder")
+    coordinator.tag(claim("w1", "coder"), [(tail, 96)], fixed_tokens=0)
+    coordinator.tag(claim("w1", "critic"), [(other, 96)], fixed_tokens=96)
+    assert class_of(coordinator, tail) is EvictionClass.PINNED
+    assert coordinator.rank(other) < coordinator.rank(tail)
+    announce(coordinator, "w1", {"coder": 1, "critic": 1})
+    assert class_of(coordinator, tail) is EvictionClass.TAIL
+
+
+def test_an_agent_that_is_not_expected_again_leaves_by_recency(coordinator: Coordinator) -> None:
+    tail = FakeNode()
+    announce(coordinator, "w1", {"planner": 0, "critic": 1})
+    coordinator.tag(claim("w1", "planner"), [(tail, 96)], fixed_tokens=0)
+    announce(coordinator, "w1", {"critic": 0})
+    assert class_of(coordinator, tail) is EvictionClass.UNCLAIMED
+
+
+def test_a_claim_of_an_ended_workflow_cannot_come_back(coordinator: Coordinator) -> None:
+    node = FakeNode()
+    announce(coordinator, "w1", {"critic": 1})
+    retire(coordinator, "w1")
+    coordinator.tag(claim("w1", "critic"), [(node, 64)], fixed_tokens=64)
+    assert node.owners is None
+    assert len(coordinator.claims) == 0
+
+
+def test_lru_ranks_everything_alike_and_can_be_switched_at_run_time(coordinator: Coordinator) -> None:
+    node = FakeNode()
+    announce(coordinator, "w1", {"critic": 1})
+    coordinator.tag(claim("w1", "critic"), [(node, 64)], fixed_tokens=64)
+    coordinator.set_policy("lru")
+    assert coordinator.rank(node) == coordinator.rank(FakeNode())
+    coordinator.set_policy("steps")
+    assert class_of(coordinator, node) is EvictionClass.FIXED
+
+
+def test_an_unknown_policy_is_refused_and_the_old_one_stays(coordinator: Coordinator) -> None:
+    with pytest.raises(ConfigError, match="choose one of lru, steps"):
+        coordinator.set_policy("belady-cost")
+    assert coordinator.policy == "steps"
+
+
+def test_claims_on_a_hot_node_stay_bounded_however_many_workflows_come(coordinator: Coordinator) -> None:
+    system, task = FakeNode(), FakeNode()
+    for index in range(2000):
+        announce(coordinator, f"w{index}", {"critic": 1})
+        coordinator.tag(claim(f"w{index}", "critic"), [(system, 64), (task, 96)], fixed_tokens=64)
+        retire(coordinator, f"w{index}")
+    assert system.owners is not None
+    assert task.owners is not None
+    assert len(system.owners.claims) <= 2
+    assert len(task.owners.claims) <= 32

@@ -1,0 +1,104 @@
+"""Decoding envelopes: what is understood, what is ignored, what is refused and how."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvflow.errors import HintDecodeError
+from kvflow.hints import Status, StepFact, ToolFact, decode_envelope, envelope, step_action, tool_action
+
+names = st.text(min_size=1, max_size=40)
+steps = st.builds(
+    StepFact,
+    workflow_id=names,
+    agent=names,
+    workflow_type=names,
+    step_id=st.none() | names,
+    event=st.sampled_from(["start", "end"]),
+    parent_workflow_id=st.none() | names,
+    fixed_prompt_tokens=st.none() | st.integers(0, 10_000),
+    tools=st.lists(names, max_size=3),
+    final=st.booleans(),
+)
+tools = st.builds(
+    ToolFact,
+    workflow_id=names,
+    agent=names,
+    tool=names,
+    event=st.sampled_from(["start", "end"]),
+    expected_s=st.none() | st.floats(0.001, 1000),
+)
+
+
+@given(st.lists(steps | tools, max_size=5))
+def test_what_is_built_is_what_is_decoded_after_a_trip_over_the_wire(facts: list[StepFact | ToolFact]) -> None:
+    actions = [(step_action if isinstance(f, StepFact) else tool_action)(**f.model_dump()) for f in facts]
+    decoded = decode_envelope(json.loads(json.dumps(envelope(actions))))
+    assert [item.fact for item in decoded.facts] == facts
+    assert decoded.outcomes == ()
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=12), children, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(junk | st.fixed_dictionaries({"protocol_version": junk, "message_id": junk, "actions": junk}))
+def test_junk_is_refused_with_our_error_or_understood(value: Any) -> None:
+    try:
+        decode_envelope(value)
+    except HintDecodeError as error:
+        assert str(error).startswith("kv_hints: ")
+
+
+def with_payload(payload: dict[str, Any], action_type: str = "kvflow.step") -> dict[str, Any]:
+    action = {"action_id": "1", "action_type": action_type, "action_version": "1", "payload": payload}
+    return envelope([action])
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({"agent": "a"}, "actions.0.payload.workflow_id"),
+        ({"workflow_id": "w", "agent": ""}, "actions.0.payload.agent"),
+        ({"workflow_id": "w", "agent": "a", "colour": "red"}, "actions.0.payload.colour"),
+        ({"workflow_id": "w", "agent": "a", "fixed_prompt_tokens": -1}, "actions.0.payload.fixed_prompt_tokens"),
+        ({"workflow_id": "w", "agent": "a", "fixed_prompt_tokens": "9"}, "actions.0.payload.fixed_prompt_tokens"),
+        ({"workflow_id": "w" * 300, "agent": "a"}, "actions.0.payload.workflow_id"),
+    ],
+)
+def test_a_malformed_payload_names_its_field(payload: dict[str, Any], field: str) -> None:
+    with pytest.raises(HintDecodeError) as caught:
+        decode_envelope(with_payload(payload))
+    assert caught.value.field == field
+
+
+def test_foreign_actions_are_unsupported_and_never_an_error() -> None:
+    decoded = decode_envelope(with_payload({"anything": [1, 2]}, action_type="dynamo.prefetch"))
+    assert decoded.facts == ()
+    assert [outcome.status for outcome in decoded.outcomes] == [Status.UNSUPPORTED]
+
+
+def test_a_later_version_of_our_action_is_unsupported() -> None:
+    value = with_payload({"future": True})
+    value["actions"][0]["action_version"] = "2.0"
+    assert decode_envelope(value).outcomes[0].status is Status.UNSUPPORTED
+
+
+def test_too_large_an_envelope_is_refused() -> None:
+    with pytest.raises(HintDecodeError, match="at most 65536"):
+        decode_envelope(with_payload({"x": "y" * 70_000}, action_type="other"))
+
+
+def test_too_many_actions_are_refused() -> None:
+    value = with_payload({}, action_type="other")
+    value["actions"] *= 65
+    with pytest.raises(HintDecodeError, match="at most 64"):
+        decode_envelope(value)

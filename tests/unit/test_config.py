@@ -1,0 +1,57 @@
+"""Settings: precedence, and errors for what would otherwise be ignored without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvflow import config
+from kvflow.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("KVFLOW_"):
+            monkeypatch.delenv(name)
+
+
+def test_argument_beats_environment_beats_file_beats_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert config.load().pin.max_ttl_s == 600
+    file = tmp_path / "kvflow.yaml"
+    file.write_text("pin: {max_ttl_s: 1, default_ttl_s: 7}\n")
+    monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    assert config.load().pin.max_ttl_s == 1
+    monkeypatch.setenv("KVFLOW_PIN__MAX_TTL_S", "2")
+    assert config.load().pin.max_ttl_s == 2
+    assert config.load().pin.default_ttl_s == 7
+    assert config.load({"pin": {"max_ttl_s": 3}}).pin.max_ttl_s == 3
+
+
+@pytest.mark.parametrize("name", ["KVFLOW_EVICTOIN__POLICY", "KVFLOW_EVICTION__POLICI", "KVFLOW_POLICY"])
+def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "lru")
+    with pytest.raises(ConfigError, match=name):
+        config.load()
+
+
+def test_a_missing_file_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVFLOW_CONFIG", str(tmp_path / "absent.yaml"))
+    with pytest.raises(ConfigError, match="not a file"):
+        config.load()
+
+
+def test_an_unknown_key_in_the_file_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "kvflow.yaml"
+    file.write_text("pin: {max_ttl: 1}\n")
+    monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    with pytest.raises(ConfigError, match="max_ttl"):
+        config.load()
+
+
+def test_a_value_out_of_range_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="max_workflows"):
+        config.load({"hints": {"max_workflows": 0}})
