@@ -1,0 +1,78 @@
+"""The agent step graph of every workflow type, declared or learned."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvflow.errors import GraphError
+from kvflow.graph import AgentStepGraph, TransitionLearner, io
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownGraph:
+    """A graph and where it comes from."""
+
+    graph: AgentStepGraph
+    declared: bool
+
+
+class GraphBook:
+    """Graphs by workflow type; declared ones win over learned ones.
+
+    Args:
+        learn: learn graphs for types that declare none.
+        max_types: types to keep; beyond it the least recently used one goes.
+    """
+
+    def __init__(self, *, learn: bool = True, max_types: int = 1024) -> None:
+        self._learn = learn
+        self._max_types = max_types
+        self._declared: OrderedDict[str, AgentStepGraph] = OrderedDict()
+        self._learners: OrderedDict[str, TransitionLearner] = OrderedDict()
+
+    def declare(self, workflow_type: str, document: Mapping[str, Any]) -> AgentStepGraph:
+        """Set the graph of a workflow type from its document (see :mod:`kvflow.graph.io`).
+
+        Raises:
+            GraphError: the document is malformed or the graph invalid; the old one stays.
+        """
+        graph = io.from_dict(document)
+        graph.validate()
+        self._declared[workflow_type] = graph
+        self._declared.move_to_end(workflow_type)
+        if len(self._declared) > self._max_types:
+            self._declared.popitem(last=False)
+        return graph
+
+    def find(self, workflow_type: str) -> KnownGraph | None:
+        """Graph of a type, or None while nothing is known of it."""
+        declared = self._declared.get(workflow_type)
+        if declared is not None:
+            self._declared.move_to_end(workflow_type)
+            return KnownGraph(graph=declared, declared=True)
+        learner = self._learners.get(workflow_type)
+        try:
+            learned = learner.graph() if learner else None
+        except GraphError:  # a half-seen run may not add up to a valid graph yet
+            learned = None
+        return KnownGraph(graph=learned, declared=False) if learned else None
+
+    def learner(self, workflow_type: str) -> TransitionLearner | None:
+        """Learner that should observe runs of a type; None when its graph is declared or learning is off."""
+        if not self._learn or workflow_type in self._declared:
+            return None
+        learner = self._learners.get(workflow_type)
+        if learner is None:
+            if len(self._learners) >= self._max_types:
+                self._learners.popitem(last=False)
+            learner = self._learners[workflow_type] = TransitionLearner(workflow_type)
+        else:
+            self._learners.move_to_end(workflow_type)
+        return learner
+
+    def types(self) -> list[str]:
+        """All types something is known of, sorted."""
+        return sorted(self._declared.keys() | self._learners.keys())

@@ -1,0 +1,182 @@
+"""The workflow table: which workflows live, and what their facts predict."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvflow.config import Settings
+from kvflow.control.graphs import GraphBook
+from kvflow.control.workflow import Workflow
+from kvflow.graph import END
+from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
+from kvflow.predict import WorkflowUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """What came of some facts.
+
+    Attributes:
+        outcomes: one per fact, in order.
+        updates: predictions that changed, to be sent to every scheduler rank in this order.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    updates: list[WorkflowUpdate] = field(default_factory=list)
+
+
+class ControlPlane:
+    """Turns facts into predictions. Not thread-safe: everything happens on the event loop's thread.
+
+    Args:
+        settings: limits, time-outs and the kind of prediction.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self.graphs = GraphBook(learn=settings.graph.learn, max_types=settings.graph.max_types)
+        self.outcome_counts: Counter[tuple[str, str]] = Counter()
+        self._settings = settings
+        self._clock = clock
+        self._workflows: OrderedDict[str, Workflow] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._workflows)
+
+    def take(self, facts: Sequence[DecodedFact]) -> Intake:
+        """Take facts in the order in which they happened."""
+        intake = Intake()
+        for item in facts:
+            fact = item.fact
+            status, reason = self._step(fact, intake) if isinstance(fact, StepFact) else self._tool(fact, intake)
+            intake.outcomes.append(
+                Outcome(action_id=item.action_id, action_type=item.action_type, status=status, reason=reason)
+            )
+        self.count(intake.outcomes)
+        return intake
+
+    def count(self, outcomes: Sequence[Outcome]) -> None:
+        """Count outcomes by action type and status; foreign action types are counted together."""
+        for outcome in outcomes:
+            known = outcome.action_type.startswith("kvflow.")
+            self.outcome_counts[outcome.action_type if known else "other", outcome.status] += 1
+
+    def expire(self) -> list[WorkflowUpdate]:
+        """Let pins and workflows expire; to be called a few times a second. Cost: O(live workflows)."""
+        now_s = self._clock()
+        intake = Intake()
+        for workflow in list(self._workflows.values()):
+            if now_s - workflow.last_seen_s > self._settings.hints.workflow_idle_s:
+                self._retire(workflow, intake)
+            elif workflow.expire_pins(now_s):
+                self._predict(workflow, intake)
+        return intake.updates
+
+    def snapshot(self) -> list[WorkflowUpdate]:
+        """Repeat the predictions of every live workflow, for an engine that has lost them."""
+        return [workflow.sent for workflow in self._workflows.values() if workflow.sent]
+
+    def view(self) -> list[dict[str, Any]]:
+        """Describe the live workflows, the one idle for longest first."""
+        now_s = self._clock()
+        return [workflow.view(now_s) for workflow in self._workflows.values()]
+
+    def _step(self, fact: StepFact, intake: Intake) -> tuple[Status, str]:
+        workflow = self._workflows.get(fact.workflow_id)
+        if fact.agent == END:
+            if workflow is None:
+                return Status.MISSING, "workflow is not live"
+            self._retire(workflow, intake)
+            return Status.ACCEPTED, ""
+        if fact.event == "end":
+            if workflow is None:
+                return Status.MISSING, "workflow is not live"
+            return self._step_end(workflow, fact, intake)
+        if workflow is None:
+            workflow = self._open(fact, intake)
+        if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.hints.max_agents:
+            return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (hints.max_agents)"
+        self._touch(workflow)
+        step_id = workflow.start(fact.agent, fact.step_id)
+        learner = self.graphs.learner(workflow.workflow_type)
+        if learner is not None:
+            learner.start(workflow.workflow_id, fact.agent, step_id)
+        self._predict(workflow, intake)
+        return Status.ACCEPTED, ""
+
+    def _step_end(self, workflow: Workflow, fact: StepFact, intake: Intake) -> tuple[Status, str]:
+        self._touch(workflow)
+        step_id = workflow.end(fact.agent, fact.step_id)
+        learner = self.graphs.learner(workflow.workflow_type)
+        if learner is not None:
+            learner.end(workflow.workflow_id, fact.agent, step_id)
+        if fact.final:
+            self._retire(workflow, intake)
+        else:
+            self._predict(workflow, intake)
+        return Status.ACCEPTED, ""
+
+    def _tool(self, fact: ToolFact, intake: Intake) -> tuple[Status, str]:
+        workflow = self._workflows.get(fact.workflow_id)
+        if workflow is None:
+            return Status.MISSING, "workflow is not live"
+        self._touch(workflow)
+        key = (fact.agent, fact.call_id or fact.tool)
+        if fact.event == "end":
+            known = workflow.pins.pop(key, None) is not None
+            self._predict(workflow, intake)
+            return (Status.ACCEPTED, "") if known else (Status.MISSING, "no such tool call is pinned (any more)")
+        pin = self._settings.pin
+        wanted_s = fact.expected_s if fact.expected_s is not None else pin.default_ttl_s
+        ttl_s = min(wanted_s, pin.max_ttl_s)
+        workflow.pins[key] = self._clock() + ttl_s
+        self._predict(workflow, intake)
+        if ttl_s < wanted_s:
+            return Status.CLIPPED, f"pinned for {ttl_s:g} s (pin.max_ttl_s), {wanted_s:g} s were expected"
+        return Status.ACCEPTED, ""
+
+    def _open(self, fact: StepFact, intake: Intake) -> Workflow:
+        while len(self._workflows) >= self._settings.hints.max_workflows:
+            self._retire(next(iter(self._workflows.values())), intake)
+        workflow = Workflow(
+            workflow_id=fact.workflow_id,
+            workflow_type=fact.workflow_type,
+            parent_id=fact.parent_workflow_id,
+            tenant=fact.tenant,
+            last_seen_s=self._clock(),
+        )
+        self._workflows[fact.workflow_id] = workflow
+        return workflow
+
+    def _touch(self, workflow: Workflow) -> None:
+        """Note a sign of life; a sub-workflow is one for its parents too."""
+        now_s = self._clock()
+        seen: set[str] = set()
+        current: Workflow | None = workflow
+        while current is not None and current.workflow_id not in seen:
+            seen.add(current.workflow_id)
+            current.last_seen_s = now_s
+            self._workflows.move_to_end(current.workflow_id)
+            current = self._workflows.get(current.parent_id) if current.parent_id else None
+
+    def _predict(self, workflow: Workflow, intake: Intake) -> None:
+        if workflow.cursor is None:
+            known = self.graphs.find(workflow.workflow_type)
+            if known is not None:
+                workflow.follow(known.graph)
+        update = workflow.update(self._settings.eviction.prediction)
+        if update != workflow.sent:
+            workflow.sent = update
+            intake.updates.append(update)
+
+    def _retire(self, workflow: Workflow, intake: Intake) -> None:
+        learner = self.graphs.learner(workflow.workflow_type)
+        if learner is not None:
+            learner.finish(workflow.workflow_id)
+        del self._workflows[workflow.workflow_id]
+        intake.updates.append(
+            WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
+        )

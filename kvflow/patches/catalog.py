@@ -1,0 +1,218 @@
+"""The seams of kvflow, by process."""
+
+from __future__ import annotations
+
+from kvflow.patches.seams import Feature, Kind, Role, Seam
+
+_TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
+_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+_COMPLETION = "sglang.srt.entrypoints.openai.serving_completions.OpenAIServingCompletion"
+
+
+def _override(name: str, target: str, parameters: tuple[str, ...], feature: Feature, why: str) -> Seam:
+    return Seam(
+        name=name,
+        role=Role.SCHEDULER,
+        kind=Kind.SUBCLASS,
+        feature=feature,
+        target=target,
+        parameters=parameters,
+        why=why,
+    )
+
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        name="flags.declare",
+        role=Role.LAUNCH,
+        kind=Kind.AFTER,
+        feature=Feature.FLAGS,
+        target="sglang.srt.server_args.ServerArgs.add_cli_args",
+        parameters=("parser",),
+        body="kvflow.patches.flags:declare",
+        why="Adds --enable-kvflow and its companions to SGLang's launch command.",
+    ),
+    Seam(
+        name="flags.read",
+        role=Role.LAUNCH,
+        kind=Kind.AFTER,
+        feature=Feature.FLAGS,
+        target="sglang.srt.server_args.ServerArgs.from_cli_args",
+        body="kvflow.patches.flags:read",
+        why="Reads the flags, refuses configurations that would silently not work, and switches kvflow on.",
+    ),
+    Seam(
+        name="http.routes",
+        role=Role.HTTP,
+        kind=Kind.BEFORE,
+        feature=Feature.HINTS,
+        target="sglang.srt.entrypoints.http_server._setup_and_run_http_server",
+        parameters=("server_args", "tokenizer_manager"),
+        body="kvflow.patches.http:install",
+        why="Adds /kvflow/v1 to SGLang's server before its API-key middleware looks at the routes.",
+    ),
+    Seam(
+        name="http.contract",
+        role=Role.HTTP,
+        kind=Kind.AFTER,
+        feature=Feature.HINTS,
+        target="sglang.srt.entrypoints.api_contract.generate_contract_error",
+        parameters=("body",),
+        body="kvflow.patches.intake:generate_contract",
+        why="Answers malformed hints on /generate with 400, streaming included.",
+    ),
+    Seam(
+        name="http.intake",
+        role=Role.HTTP,
+        kind=Kind.BEFORE,
+        feature=Feature.HINTS,
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        parameters=("self", "obj"),
+        body="kvflow.patches.intake:request",
+        why="Takes the facts of every request and sends the predictions ahead of it.",
+    ),
+    Seam(
+        name="http.chat",
+        role=Role.HTTP,
+        kind=Kind.AFTER,
+        feature=Feature.HINTS,
+        target=f"{_CHAT}._convert_to_internal_request",
+        parameters=("self", "request", "raw_request"),
+        body="kvflow.patches.intake:chat",
+        why="Carries the top-level kv_hints key of /v1/chat/completions, which SGLang drops.",
+    ),
+    Seam(
+        name="http.completions",
+        role=Role.HTTP,
+        kind=Kind.AFTER,
+        feature=Feature.HINTS,
+        target=f"{_COMPLETION}._convert_to_internal_request",
+        parameters=("self", "request", "raw_request"),
+        body="kvflow.patches.intake:completion",
+        why="Carries the top-level kv_hints key of /v1/completions, which SGLang drops.",
+    ),
+    Seam(
+        name="http.communicator",
+        role=Role.HTTP,
+        kind=Kind.ATTRIBUTE,
+        feature=Feature.HINTS,
+        target="sglang.srt.managers.tokenizer_control_mixin._COMMUNICATOR_SPECS",
+        why="Gives the HTTP process a communicator for questions to every scheduler.",
+    ),
+    Seam(
+        name="messages",
+        role=Role.SCHEDULER,
+        kind=Kind.REGISTRY,
+        feature=Feature.HINTS,
+        target="sglang.srt.managers.io_struct.hook_custom_types",
+        why="Lets kvflow's messages cross processes when SGLang encodes with msgpack.",
+    ),
+    Seam(
+        name="scheduler.dispatch",
+        role=Role.SCHEDULER,
+        kind=Kind.AFTER,
+        feature=Feature.HINTS,
+        target="sglang.srt.managers.scheduler.Scheduler.init_request_dispatcher",
+        parameters=("self",),
+        body="kvflow.patches.scheduler:dispatch",
+        why="Hands kvflow's messages to the coordinator on every rank.",
+    ),
+    Seam(
+        name="tree.backend",
+        role=Role.SCHEDULER,
+        kind=Kind.REGISTRY,
+        feature=Feature.EVICTION,
+        target="sglang.srt.mem_cache.registry.register_radix_cache_backend",
+        parameters=("name", "factory"),
+        why="Makes --radix-cache-backend kvflow.",
+    ),
+    Seam(
+        name="tree.core",
+        role=Role.SCHEDULER,
+        kind=Kind.REGISTRY,
+        feature=Feature.EVICTION,
+        target="sglang.srt.mem_cache.unified_cache.tree_core_registry.register_tree_core_backend",
+        parameters=("name", "factory"),
+        why="Selects our subclass of the Python tree core; the Rust core takes no custom order.",
+    ),
+    _override(
+        "tree.new_node",
+        f"{_TREE}._new_node",
+        ("self", "priority"),
+        Feature.EVICTION,
+        "Every radix node starts without owners.",
+    ),
+    _override(
+        "tree.split",
+        f"{_TREE}._split_node",
+        ("self", "key", "child", "split_len"),
+        Feature.EVICTION,
+        "A divided node keeps its claims on both halves.",
+    ),
+    _override(
+        "tree.checkpoint",
+        f"{_CACHE}.checkpoint",
+        ("self", "req", "up_to"),
+        Feature.EVICTION,
+        "Where a request's nodes become known, so that its claim can be entered on them.",
+    ),
+    _override(
+        "tree.touch",
+        f"{_CACHE}.touch_prefix",
+        ("self", "key"),
+        Feature.EVICTION,
+        "Divides a node where the fixed prompt ends.",
+    ),
+    _override("tree.reset", f"{_CACHE}.reset", ("self",), Feature.EVICTION, "A flush forgets what had been cached."),
+    _override(
+        "tree.evict_device",
+        f"{_TREE}.evict_device_leaf",
+        ("self", "node_id", "is_write_back"),
+        Feature.ACCOUNTING,
+        "Counts tokens that leave the device.",
+    ),
+    _override(
+        "tree.demote",
+        f"{_TREE}.demote",
+        ("self", "node_id"),
+        Feature.ACCOUNTING,
+        "Counts tokens that leave the device after a write-back.",
+    ),
+    _override(
+        "tree.evict_host",
+        f"{_TREE}._evict_host_leaf",
+        ("self", "node"),
+        Feature.ACCOUNTING,
+        "Counts tokens that leave the host tier.",
+    ),
+    _override(
+        "tree.load_back",
+        f"{_TREE}.commit_load_back",
+        ("self", "node_id", "device_indices"),
+        Feature.ACCOUNTING,
+        "Counts host-to-device loads.",
+    ),
+    _override(
+        "cache.loading_check",
+        f"{_CACHE}.loading_check",
+        ("self", "finish_count"),
+        Feature.ACCOUNTING,
+        "Times finished loads.",
+    ),
+    Seam(
+        name="load.wait",
+        role=Role.SCHEDULER,
+        kind=Kind.AROUND,
+        feature=Feature.ACCOUNTING,
+        target="sglang.srt.managers.cache_controller.LayerLoadingEvent.wait",
+        parameters=("self", "layer_index"),
+        body="kvflow.patches.stall:wait",
+        why="Measures how long a forward pass waits for a load.",
+    ),
+)
+
+
+def seams_of(role: Role) -> tuple[Seam, ...]:
+    """The seams that belong to one process."""
+    return tuple(seam for seam in SEAMS if seam.role is role)

@@ -1,0 +1,111 @@
+"""kvflow's flags on SGLang's own launch command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from kvflow import config
+from kvflow.errors import ConfigError, UnsupportedEngineError
+from kvflow.patches import plugin, versions
+from kvflow.patches.seams import Role
+from kvflow.policy import POLICIES, make_policy
+
+logger = logging.getLogger(__name__)
+
+
+def declare(result: None, parser: argparse.ArgumentParser) -> None:
+    """Add our group of flags (hook after ``ServerArgs.add_cli_args``)."""
+    group = parser.add_argument_group("kvflow")
+    group.add_argument(
+        "--enable-kvflow",
+        action="store_true",
+        help="Manage the KV cache by the agent step graphs of the programs that use it.",
+    )
+    group.add_argument(
+        "--kvflow-policy",
+        choices=list(POLICIES),
+        default=None,
+        help="Eviction order on the device and host tiers (default: steps).",
+    )
+    group.add_argument("--kvflow-config", metavar="FILE", default=None, help="YAML file with kvflow's settings.")
+
+
+def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
+    """Switch kvflow on if asked (hook after ``ServerArgs.from_cli_args``).
+
+    Raises:
+        ConfigError: a setting is wrong, or kvflow's flags were given without ``--enable-kvflow``.
+        UnsupportedEngineError: this SGLang, or this way of running it, is not supported.
+        SeamMissingError: a seam does not hold and ``KVFLOW_STRICT`` is set.
+    """
+    if not (args.enable_kvflow or plugin.enabled()):
+        if args.kvflow_policy or args.kvflow_config:
+            raise ConfigError("--kvflow-policy and --kvflow-config need --enable-kvflow")
+        return server_args
+    if args.kvflow_config:
+        os.environ[config.CONFIG_VARIABLE] = args.kvflow_config
+    if args.kvflow_policy:
+        os.environ["KVFLOW_EVICTION__POLICY"] = args.kvflow_policy
+    settings = config.load()
+    make_policy(settings.eviction.policy)
+    versions.require_supported()
+    refuse_unsupported(server_args)
+    os.environ[plugin.ENABLE_VARIABLE] = "1"
+    server_args.radix_cache_backend = plugin.BACKEND
+    plugin.attach(Role.HTTP).require(strict=settings.strict)
+    return server_args
+
+
+def refuse_unsupported(server_args: Any) -> None:
+    """Refuse configurations in which kvflow would silently not work.
+
+    Raises:
+        UnsupportedEngineError: names the first one found and what to change.
+    """
+    value = vars_of(server_args)
+    refusals = (
+        (value("radix_cache_backend") not in (None, plugin.BACKEND), "--radix-cache-backend", "leave it out"),
+        (value("disable_radix_cache"), "--disable-radix-cache", "kvflow manages that cache: leave it out"),
+        (value("tokenizer_worker_num", 1) > 1, "--tokenizer-worker-num > 1", "its workers load no plugins: use 1"),
+        (_is_set("SGLANG_RUST_SERVER"), "SGLANG_RUST_SERVER", "it bypasses the Python front end: unset it"),
+        (value("pp_size", 1) > 1, "--pp-size > 1", "pipeline stages would decide at different times: use --tp-size"),
+        (
+            value("hicache_host_memory_mode", "cache") == "buffer_only",
+            "--hicache-host-memory-mode buffer_only",
+            "the host tier then holds no tree state: use cache",
+        ),
+        (value("enable_unified_cache_external_linker"), "an external cache linker", "it replaces the host tier"),
+        (value("enable_lmcache"), "--enable-lmcache", "it brings its own cache: choose one"),
+        (value("enable_flexkv"), "--enable-flexkv", "it brings its own cache: choose one"),
+        (
+            value("disaggregation_mode", "null") != "null",
+            "prefill/decode disaggregation",
+            "not supported yet: serve without it",
+        ),
+    )
+    for refused, found, advice in refusals:
+        if refused:
+            raise UnsupportedEngineError(found, f"another configuration ({advice})")
+    if value("enable_hierarchical_cache") and value("hicache_write_policy", "write_through") != "write_through":
+        logger.warning(
+            "kvflow: with --hicache-write-policy %s context can be lost before it reaches the host tier, "
+            "whatever its claims; write_through keeps it",
+            value("hicache_write_policy"),
+        )
+
+
+def vars_of(server_args: Any) -> Any:
+    """Reader for fields that not every supported SGLang has."""
+
+    def value(name: str, default: Any = None) -> Any:
+        found = getattr(server_args, name, default)
+        return default if found is None else found
+
+    return value
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on")

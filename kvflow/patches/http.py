@@ -1,0 +1,174 @@
+"""kvflow's routes on SGLang's own HTTP server; they obey its API key like every other route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from sglang.srt.entrypoints import http_server
+
+import kvflow
+from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavailableError
+from kvflow.graph import io
+from kvflow.hints.models import FACT_MODELS
+from kvflow.patches import plugin, versions
+from kvflow.patches.front import Front
+from kvflow.patches.messages import KvflowAnswer
+from kvflow.patches.seams import Role
+
+PREFIX = "/kvflow/v1"
+
+router = APIRouter(prefix=PREFIX)
+
+
+def install(server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: Any) -> None:
+    """Add the routes (hook before ``_setup_and_run_http_server``)."""
+    if all(getattr(route, "path", "") != f"{PREFIX}/status" for route in http_server.app.routes):
+        http_server.app.include_router(router)
+
+
+@router.get("/status")
+async def status() -> Any:
+    """What runs, with which settings, and which seams hold in which process."""
+    front = _front()
+    try:
+        answers = await front.ask("status")
+    except ServerUnavailableError as error:
+        return _problem(503, error)
+    seams = [state.as_dict() | {"process": "http"} for state in plugin.books[Role.HTTP].states()]
+    seams += [seam | {"process": "scheduler"} for seam in answers[0].data.get("seams", ())]
+    return {
+        "version": kvflow.__version__,
+        "sglang": str(versions.installed()),
+        "replicas": [{k: v for k, v in a.data.items() if k != "seams"} for a in answers],
+        "seams": seams,
+        "seams_hold": all(seam["holds"] for seam in seams),
+        "actions": sorted(FACT_MODELS),
+        "settings": front.settings.model_dump(),
+    }
+
+
+@router.get("/stats")
+async def stats(reset: bool = False) -> Any:
+    """Counters of every replica and their sum; ``reset=true`` sets them to zero after reading."""
+    front = _front()
+    try:
+        answers = await front.ask("stats", reset=reset)
+    except ServerUnavailableError as error:
+        return _problem(503, error)
+    failed = _failed(answers)
+    if failed:
+        return failed
+    replicas = [answer.data for answer in answers]
+    outcomes: dict[str, dict[str, int]] = {}
+    for (action_type, state), count in sorted(front.plane.outcome_counts.items()):
+        outcomes.setdefault(action_type, {})[state] = count
+    return {
+        "total": add_up(replicas),
+        "replicas": replicas,
+        "hints": {"outcomes": outcomes, "malformed": front.malformed},
+        "live_workflows": len(front.plane),
+    }
+
+
+@router.get("/cache")
+async def cache() -> Any:
+    """Cached tokens by tier, order class and agent, per replica."""
+    return await _relay("residency")
+
+
+@router.get("/workflows")
+async def workflows() -> Any:
+    """The live workflows, the one idle for longest first."""
+    return {"workflows": _front().plane.view()}
+
+
+@router.put("/policy")
+async def policy(request: Request) -> Any:
+    """Switch the eviction policy at run time: ``{"policy": "lru"}``."""
+    body = await _json(request)
+    if not isinstance(body, Mapping) or not isinstance(body.get("policy"), str):
+        return _problem(400, 'send {"policy": NAME}')
+    return await _relay("set_policy", policy=body["policy"])
+
+
+@router.post("/events")
+async def events(request: Request) -> Any:
+    """Take a ``kv_hints`` envelope of facts that come without a request."""
+    try:
+        outcomes = _front().events(await _json(request))
+    except HintDecodeError as error:
+        return _problem(400, error)
+    return {"outcomes": [asdict(outcome) for outcome in outcomes]}
+
+
+@router.get("/graphs")
+async def graphs() -> Any:
+    """Workflow types with a graph."""
+    return {"types": _front().plane.graphs.types()}
+
+
+@router.put("/graphs/{workflow_type}")
+async def declare(workflow_type: str, request: Request) -> Any:
+    """Declare the agent step graph of a workflow type."""
+    try:
+        graph = _front().plane.graphs.declare(workflow_type, await _json(request))
+    except GraphError as error:
+        return _problem(400, error)
+    return {"workflow_type": workflow_type, "agents": list(graph.agents)}
+
+
+@router.get("/graphs/{workflow_type}")
+async def graph(workflow_type: str, format: str = "json") -> Any:
+    """The graph of a workflow type, declared or learned, as ``json``, ``mermaid`` or ``dot``."""
+    known = _front().plane.graphs.find(workflow_type)
+    if known is None:
+        return _problem(404, f"nothing is known of workflow type {workflow_type!r} yet")
+    if format == "mermaid":
+        return PlainTextResponse(io.to_mermaid(known.graph))
+    if format == "dot":
+        return PlainTextResponse(io.to_dot(known.graph))
+    return {"declared": known.declared, "graph": io.to_dict(known.graph)}
+
+
+def add_up(replicas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sum counters field by field, nested mappings included."""
+    total: dict[str, Any] = {}
+    for data in replicas:
+        for name, value in data.items():
+            if isinstance(value, dict):
+                total[name] = add_up([total.get(name, {}), value])
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def _front() -> Front:
+    return Front.of(http_server.get_global_state().tokenizer_manager)
+
+
+async def _relay(op: str, **arguments: Any) -> Any:
+    try:
+        answers = await _front().ask(op, **arguments)
+    except ServerUnavailableError as error:
+        return _problem(503, error)
+    return _failed(answers) or {"replicas": [answer.data for answer in answers]}
+
+
+def _failed(answers: list[KvflowAnswer]) -> JSONResponse | None:
+    errors = sorted({answer.error for answer in answers if answer.error})
+    return _problem(400, "; ".join(errors)) if errors else None
+
+
+async def _json(request: Request) -> Any:
+    try:
+        return await request.json()
+    except ValueError:
+        return None
+
+
+def _problem(code: int, error: KVFlowError | str) -> JSONResponse:
+    return JSONResponse({"error": {"message": str(error), "code": code}}, status_code=code)

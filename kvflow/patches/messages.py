@@ -1,0 +1,40 @@
+"""Messages between the HTTP process and the schedulers. Payloads hold JSON types only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
+
+
+class KvflowUpdates(BaseReq, kw_only=True):
+    """Predictions for every rank, in order; never answered."""
+
+    updates: list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
+class KvflowQuery(BaseReq, kw_only=True):
+    """A question to, or a switch for, every scheduler.
+
+    Attributes:
+        op: name of the operation, see `scheduler.OPERATIONS`.
+        query_id: comes back in the answer, because SGLang's communicator does not match answers to questions.
+    """
+
+    op: str
+    query_id: str
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class KvflowAnswer(BaseReq, kw_only=True):
+    """Answer of one data-parallel replica."""
+
+    query_id: str
+    error: str = ""
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def announce() -> None:
+    """Make the messages known to SGLang's encoder in this process."""
+    hook_custom_types(KvflowUpdates, KvflowQuery, KvflowAnswer)

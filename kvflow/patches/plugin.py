@@ -1,0 +1,63 @@
+"""SGLang's way in: the ``sglang.srt.plugins`` entry point, called in every process of a server.
+
+Does next to nothing unless kvflow is enabled: the launching process learns our flags, all others return at once.
+Whether kvflow is enabled, and with which settings, reaches spawned processes through the environment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+
+from kvflow.patches import cpu
+from kvflow.patches.catalog import seams_of
+from kvflow.patches.seams import Role, SeamBook
+
+ENABLE_VARIABLE = "KVFLOW_ENABLE"
+BACKEND = "kvflow"
+
+books: dict[Role, SeamBook] = {}
+"""State of the seams of this process."""
+
+
+def register() -> None:
+    """Attach kvflow to the current process as far as its role asks for."""
+    if multiprocessing.parent_process() is None:
+        attach(Role.LAUNCH)
+        return
+    if not _is_scheduler():
+        return
+    if cpu.wanted():
+        cpu.install()
+    if enabled():
+        attach(Role.SCHEDULER)
+
+
+def enabled() -> bool:
+    """Whether kvflow is switched on in this server."""
+    return os.environ.get(ENABLE_VARIABLE, "").lower() in ("1", "true", "on", "yes")
+
+
+def attach(role: Role) -> SeamBook:
+    """Apply the seams of one role to this process; what does not hold is logged, and reported by :data:`books`."""
+    if role in books:
+        return books[role]
+    book = books[role] = SeamBook(seams_of(role))
+    book.apply()
+    if role is Role.SCHEDULER:
+        from kvflow.patches import messages, tree
+
+        messages.announce()
+        tree.register()
+    elif role is Role.HTTP:
+        from kvflow.patches import messages, query
+
+        messages.announce()
+        query.register()
+    return book
+
+
+def _is_scheduler() -> bool:
+    """Tell a scheduler from the other children: detokenizer and data-parallel controller hold no cache."""
+    return any(frame.function == "run_scheduler_process" for frame in inspect.stack(context=0))

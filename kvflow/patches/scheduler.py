@@ -1,0 +1,84 @@
+"""The scheduler's end: ordered messages in, answers out. Runs on every rank alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from sglang.utils import TypeBasedDispatcher
+
+from kvflow.patches import plugin
+from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
+from kvflow.patches.residency import residency
+from kvflow.patches.seams import Role
+from kvflow.patches.tree import KvflowRadixCache
+from kvflow.predict import WorkflowUpdate
+
+logger = logging.getLogger(__name__)
+
+
+def dispatch(result: None, self: Any) -> None:
+    """Route our messages (hook after ``Scheduler.init_request_dispatcher``)."""
+    self._request_dispatcher += TypeBasedDispatcher(
+        [
+            (KvflowUpdates, lambda message: take_updates(self.tree_cache, message)),
+            (KvflowQuery, lambda message: answer(self.tree_cache, message)),
+        ]
+    )
+
+
+def take_updates(cache: Any, message: KvflowUpdates) -> None:
+    """Apply predictions. A broken one is logged and skipped: hints may slow things, never break them."""
+    if not isinstance(cache, KvflowRadixCache):
+        return
+    for update in message.updates:
+        try:
+            cache.coordinator.apply(WorkflowUpdate.from_wire(update))
+        except Exception:
+            logger.exception("kvflow: skipped an update that could not be applied")
+
+
+def answer(cache: Any, message: KvflowQuery) -> KvflowAnswer:
+    """Answer a question; an exception here would kill the scheduler, so it travels back as text."""
+    try:
+        if not isinstance(cache, KvflowRadixCache) and message.op != "status":
+            return KvflowAnswer(query_id=message.query_id, error="kvflow's eviction is off; see /kvflow/v1/status")
+        data = OPERATIONS[message.op](cache, **message.arguments)
+        return KvflowAnswer(query_id=message.query_id, data=data)
+    except Exception as error:
+        logger.exception("kvflow: %s failed", message.op)
+        return KvflowAnswer(query_id=message.query_id, error=f"{type(error).__name__}: {error}")
+
+
+def _status(cache: Any) -> dict[str, Any]:
+    active = isinstance(cache, KvflowRadixCache)
+    return {
+        "policy": cache.coordinator.policy if active else None,
+        "cache": type(cache).__name__,
+        "tree_core": type(getattr(cache, "tree_core", None)).__name__,
+        "seams": [state.as_dict() for state in plugin.books[Role.SCHEDULER].states()],
+    }
+
+
+def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
+    cache.publish()
+    data = asdict(cache.accounting.counters)
+    data["live_workflows"] = len(cache.coordinator.claims)
+    if reset:
+        cache.restart_counters()
+    return data
+
+
+def _set_policy(cache: KvflowRadixCache, policy: str) -> dict[str, Any]:
+    cache.coordinator.set_policy(policy)
+    return {"policy": cache.coordinator.policy}
+
+
+OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "status": _status,
+    "stats": _stats,
+    "set_policy": _set_policy,
+    "residency": residency,
+}

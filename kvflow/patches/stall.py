@@ -1,0 +1,42 @@
+"""How long forward passes wait for loads.
+
+On CUDA the wait is a command in a stream, so it is timed by events around it and read when they have passed; on the
+CPU engine the thread itself blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import torch
+
+_MAX_PENDING = 4096
+
+_pending: deque[tuple[Any, Any]] = deque(maxlen=_MAX_PENDING)
+_stall_s = 0.0
+
+
+def wait(original: Any, self: Any, layer_index: int) -> None:
+    """Time one layer's wait (hook around ``LayerLoadingEvent.wait``)."""
+    global _stall_s
+    if torch.cuda.is_available():
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        original(self, layer_index)
+        after.record()
+        _pending.append((before, after))
+        return
+    start_s = time.perf_counter()
+    original(self, layer_index)
+    _stall_s += time.perf_counter() - start_s
+
+
+def total_s() -> float:
+    """Seconds waited so far, as far as the device has got."""
+    global _stall_s
+    while _pending and _pending[0][1].query():
+        before, after = _pending.popleft()
+        _stall_s += before.elapsed_time(after) / 1000
+    return _stall_s

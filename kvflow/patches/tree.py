@@ -1,0 +1,206 @@
+"""SGLang's radix cache with claims on its nodes: the body the coordinator runs in.
+
+Both tiers ask one strategy object for the order, so ranking nodes there governs eviction on device and host alike.
+SGLang's configured strategy stays underneath and breaks ties, which makes an unhinted server behave as without kvflow.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.mem_cache.evict_policy import EvictionStrategy
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from kvflow import config
+from kvflow.engine import Accounting, Coordinator, PromptClaim, Tier
+from kvflow.patches import plugin, stall
+from kvflow.patches.claim import claim_of
+from kvflow.patches.metrics import Exporter
+from kvflow.patches.seams import Feature, Role
+from kvflow.policy import EvictionClass
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Register the cache backend and the tree core with SGLang."""
+    register_tree_core_backend(plugin.BACKEND, KvflowTreeCore)
+    register_radix_cache_backend(plugin.BACKEND, build)
+
+
+def build(context: Any) -> Any:
+    """Build the cache of one scheduler rank (factory of the ``kvflow`` backend).
+
+    Raises:
+        SeamMissingError: a seam does not hold and ``KVFLOW_STRICT`` is set.
+    """
+    settings = config.load()
+    book = plugin.books[Role.SCHEDULER]
+    book.require(strict=settings.strict)
+    if not book.holds(Feature.EVICTION):
+        return create_unified_radix_cache(context)
+    context.params.tree_core_backend = plugin.BACKEND
+    cache = create_unified_radix_cache(context, cache_class=KvflowRadixCache)
+    logger.info("kvflow evicts by %s on top of %s", cache.coordinator.policy, context.params.eviction_policy)
+    return cache
+
+
+class ClaimOrder(EvictionStrategy):
+    """Rank by claims, then as SGLang would."""
+
+    def __init__(self, coordinator: Coordinator, base: EvictionStrategy) -> None:
+        self._rank = coordinator.rank
+        self._base = base.get_priority
+
+    def get_priority(self, node: Any) -> tuple[Any, ...]:
+        """Smallest is evicted first."""
+        return (self._rank(node), self._base(node))
+
+
+class KvflowTreeCore(UnifiedTreeCore):
+    """SGLang's Python tree core, whose nodes carry owners."""
+
+    def __init__(self, params: Any, components: Any) -> None:
+        settings = config.load()
+        self.coordinator = Coordinator(settings.eviction.policy)
+        self.accounting = Accounting(params.page_size, settings.telemetry.ghost_pages)
+        super().__init__(params, components)
+        self.eviction_strategy = ClaimOrder(self.coordinator, self.eviction_strategy)
+
+    def _new_node(self, priority: int = 0) -> Any:
+        node = super()._new_node(priority)
+        node.owners = None
+        return node
+
+    def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
+        result = super()._split_node(key, child, split_len)
+        self.coordinator.split(result[0], child)
+        return result
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        node = self.node_by_id(node_id)
+        cls, tokens = self.class_of(node), len(node.key)
+        result = super().evict_device_leaf(node_id, is_write_back)
+        if result.backup_kv is None:  # else the node stays until demote()
+            self.accounting.evicted(Tier.DEVICE, cls, tokens)
+        return result
+
+    def demote(self, node_id: int) -> Any:
+        node = self.node_by_id(node_id)
+        self.accounting.evicted(Tier.DEVICE, self.class_of(node), len(node.key))
+        return super().demote(node_id)
+
+    def _evict_host_leaf(self, node: Any, *args: Any, **kwargs: Any) -> None:
+        self.accounting.evicted(Tier.HOST, self.class_of(node), len(node.key))
+        super()._evict_host_leaf(node, *args, **kwargs)
+
+    def commit_load_back(self, node_id: int, device_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        self.accounting.loaded_back(len(device_indices))
+        return super().commit_load_back(node_id, device_indices, *args, **kwargs)
+
+    def class_of(self, node: Any) -> EvictionClass:
+        """Order class a node is in now."""
+        return EvictionClass(self.coordinator.rank(node)[0])
+
+
+class KvflowRadixCache(UnifiedRadixCache):
+    """SGLang's radix cache, which enters a request's claim on the nodes of its prompt."""
+
+    tree_core: KvflowTreeCore
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.coordinator = self.tree_core.coordinator
+        self.accounting = self.tree_core.accounting
+        labels = self.metrics_collector.labels if params.enable_metrics else None
+        self._exporter = Exporter(labels) if labels else None
+        self._stall_base_s = 0.0
+
+    def reset(self) -> None:
+        super().reset()
+        if hasattr(self, "accounting"):  # the first reset is part of construction
+            self.accounting.forget_pages()
+
+    def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        super().checkpoint(req, up_to=up_to, **kwargs)
+        if self.disable:
+            return
+        self._count(req)
+        claim = claim_of(req)
+        if claim is not None and req.lock is not None:
+            self._tag(req, claim)
+        if req.finished():
+            if claim is not None and claim.final:
+                self.coordinator.retire(claim)
+            self.publish()
+
+    def publish(self) -> None:
+        """Bring the counters and their series up to date."""
+        self.accounting.counters.stall_s = stall.total_s() - self._stall_base_s
+        if self._exporter is not None:
+            self._exporter.publish(self.accounting.counters)
+
+    def restart_counters(self) -> None:
+        """Set the counters to zero; the series in /metrics go on."""
+        self.publish()
+        self.accounting.reset()
+        self._stall_base_s = stall.total_s()
+        if self._exporter is not None:
+            self._exporter.restart()
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        pending = list(self.cache_controller.ack_load_queue) if self.cache_controller is not None else []
+        super().loading_check(finish_count)
+        if pending:
+            for ack in pending[: len(pending) - len(self.cache_controller.ack_load_queue)]:
+                if ack.timing_enabled:
+                    self.accounting.counters.load_back_s += ack.start_event.elapsed_time(ack.finish_event) / 1000
+
+    def _count(self, req: Any) -> None:
+        """Count a request's hits once, when its first chunk has been computed."""
+        if getattr(req, "_kvflow_counted", False):
+            return
+        req._kvflow_counted = True
+        hits = {
+            Tier.DEVICE: req.cached_tokens_device,
+            Tier.HOST: req.cached_tokens_host,
+            Tier.STORAGE: req.cached_tokens_storage,
+        }
+        self.accounting.prompt(req.origin_input_ids, f"{req.extra_key}/{req.cache_salt}", hits)
+
+    def _tag(self, req: Any, claim: PromptClaim) -> None:
+        """Enter a claim on the path of a request, split where its fixed prompt ends."""
+        fixed_tokens = getattr(req, "_kvflow_fixed_tokens", None)
+        if fixed_tokens is None:
+            fixed_tokens = self.coordinator.fixed_tokens(claim, req.origin_input_ids)
+            fixed_tokens -= fixed_tokens % self.page_size
+            req._kvflow_fixed_tokens = fixed_tokens
+        path = self._path(req)
+        if not path:
+            return
+        if 0 < fixed_tokens < path[0][1] and all(end != fixed_tokens for _, end in path):
+            self.touch_prefix(
+                RadixKey(
+                    req.origin_input_ids[:fixed_tokens],
+                    req.extra_key,
+                    is_bigram=self.tree_core.is_eagle,
+                    cache_salt=req.cache_salt,
+                )
+            )
+            path = self._path(req)
+        self.coordinator.tag(claim, path, fixed_tokens)
+
+    def _path(self, req: Any) -> list[tuple[Any, int]]:
+        """Nodes of a request's path with the position where each ends, deepest first."""
+        path = []
+        node, end = self.tree_core.node_by_id(req.last_node), req.kv.cache_protected_len
+        while node is not self.tree_core.root_node:
+            path.append((node, end))
+            end -= len(node.key)
+            node = node.parent
+        return path

@@ -1,0 +1,197 @@
+"""Claims and eviction order in SGLang's real radix cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvflow.engine import PromptClaim
+from kvflow.policy import EvictionClass
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+pytestmark = pytest.mark.engine
+
+
+def prompt(*blocks: int, tokens: int = 16) -> list[int]:
+    """A prompt of distinguishable blocks."""
+    return [1000 * block + index for block in blocks for index in range(tokens)]
+
+
+def announce(tree: Any, workflow: str, **steps: float) -> None:
+    claims = tuple(ClaimPrediction(agent=agent, steps=value) for agent, value in steps.items())
+    tree.cache.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=claims))
+
+
+def tag(tree: Any, workflow: str, agent: str, tokens: Sequence[int], fixed: int) -> None:
+    claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent=agent)
+    tree.cache.coordinator.tag(claim, tree.path(tokens), fixed)
+
+
+def workload(seed: int, count: int = 400) -> list[list[int]]:
+    """Prompts that share prefixes, split nodes and come back, many times the capacity."""
+    rng = random.Random(seed)
+    heads = [prompt(head, tokens=rng.choice([8, 12, 24])) for head in range(1, 6)]
+    prompts = []
+    for _ in range(count):
+        tail = [rng.randrange(50_000, 50_006) for _ in range(rng.randrange(0, 24))]
+        prompts.append(rng.choice(heads)[: rng.randrange(4, 25)] + tail)
+    return prompts
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("stock", ["python", "rust"])
+def test_without_hints_the_same_prompts_hit_and_miss_as_in_stock_sglang(
+    make_tree: Callable[..., Any], stock: str, seed: int
+) -> None:
+    ours, theirs = make_tree("kvflow"), make_tree(stock)
+    for tokens in workload(seed):
+        assert ours.match(tokens) == theirs.match(tokens)
+        ours.insert(tokens)
+        theirs.insert(tokens)
+        assert ours.allocator.available_size() == theirs.allocator.available_size()
+
+
+def test_without_hints_victims_are_the_same_nodes_in_the_same_order(
+    make_tree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+    victims: dict[int, list[tuple[int, ...]]] = {}
+    original = UnifiedTreeCore.evict_device_leaf
+
+    def record(self: Any, node_id: int, is_write_back: bool) -> Any:
+        victims.setdefault(id(self), []).append(tuple(self.node_by_id(node_id).key.token_ids))
+        return original(self, node_id, is_write_back)
+
+    monkeypatch.setattr(UnifiedTreeCore, "evict_device_leaf", record)
+    ours, theirs = make_tree("kvflow"), make_tree("python")
+    for tokens in workload(seed=7):
+        ours.insert(tokens)
+        theirs.insert(tokens)
+    assert len(victims[id(theirs.cache.tree_core)]) > 100
+    assert victims[id(ours.cache.tree_core)] == victims[id(theirs.cache.tree_core)]
+
+
+def test_the_agent_that_runs_last_is_evicted_first_against_recency(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    near, far = prompt(1), prompt(2)
+    tree.insert(near)
+    tree.insert(far)  # more recent
+    announce(tree, "w", near=1, far=5)
+    tag(tree, "w", "near", near, 16)
+    tag(tree, "w", "far", far, 16)
+    tree.evict(16)
+    assert (tree.resident(near), tree.resident(far)) == (16, 0)
+
+
+def test_dynamic_tails_leave_before_any_fixed_prompt(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    next_agent, last_agent = prompt(1, 10), prompt(2, 20)
+    for tokens in (last_agent, next_agent):
+        tree.insert(tokens[:16])
+        tree.insert(tokens)
+    announce(tree, "w", soon=1, late=9)
+    tag(tree, "w", "soon", next_agent, 16)
+    tag(tree, "w", "late", last_agent, 16)
+    tree.evict(32)
+    assert (tree.resident(next_agent), tree.resident(last_agent)) == (16, 16)
+
+
+def test_an_ancestor_shared_with_a_nearer_agent_outlives_its_other_child(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    system = prompt(1)
+    near, far = system + prompt(2), system + prompt(3)
+    tree.insert(near)
+    tree.insert(far)
+    announce(tree, "w", near=1, far=5)
+    tag(tree, "w", "near", near, 32)
+    tag(tree, "w", "far", far, 32)
+    tree.evict(16)
+    assert (tree.resident(near), tree.resident(far)) == (32, 16)
+
+
+def test_claims_survive_a_split_made_by_a_later_prompt(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    whole = prompt(1, 2)
+    tree.insert(whole)
+    announce(tree, "w", agent=2)
+    tag(tree, "w", "agent", whole, 32)
+    tree.insert(whole[:12] + prompt(9))
+    classes = [tree.cache.tree_core.class_of(node) for node, _ in tree.path(whole)]
+    assert classes == [EvictionClass.FIXED, EvictionClass.FIXED]
+    tree.evict(16)
+    assert tree.resident(whole) == 32
+
+
+def test_retired_context_leaves_before_unclaimed_and_pinned_context_last(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    pinned, unclaimed, retired = prompt(1), prompt(2), prompt(3)
+    for tokens in (pinned, unclaimed, retired):  # recency says the opposite
+        tree.insert(tokens)
+    announce(tree, "ended", agent=1)
+    tag(tree, "ended", "agent", retired, 0)
+    tree.cache.coordinator.apply(WorkflowUpdate(workflow_id="ended", workflow_type="t", retired=True))
+    tree.cache.coordinator.apply(
+        WorkflowUpdate(
+            workflow_id="live",
+            workflow_type="t",
+            claims=(ClaimPrediction(agent="tool_user", steps=1, pinned=True),),
+        )
+    )
+    tag(tree, "live", "tool_user", pinned, 0)
+    order = []
+    for _ in range(3):
+        tree.evict(16)
+        order.append([tree.resident(tokens) for tokens in (retired, unclaimed, pinned)])
+    assert order == [[0, 16, 16], [0, 0, 16], [0, 0, 0]]
+
+
+def test_pins_are_soft_and_never_make_an_allocation_fail(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow", capacity_tokens=64)
+    for block in range(4):
+        tree.insert(prompt(block + 1))
+    everything = tuple(ClaimPrediction(agent=str(block), steps=1, pinned=True) for block in range(4))
+    tree.cache.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=everything))
+    for block in range(4):
+        tag(tree, "w", str(block), prompt(block + 1), 0)
+    tree.insert(prompt(9, 8, 7))
+    assert tree.resident(prompt(9, 8, 7)) == 48
+
+
+def test_locked_nodes_are_not_evicted_however_worthless_their_claims(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    running, other = prompt(1), prompt(2)
+    tree.insert(running)
+    tree.insert(other)
+    announce(tree, "w", agent=1)
+    tag(tree, "w", "agent", running, 0)
+    tree.cache.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", retired=True))
+    lock = tree.cache.lock(tree.path(running)[0][0].id)
+    tree.evict(32)
+    assert (tree.resident(running), tree.resident(other)) == (16, 0)
+    tree.cache.unlock(lock)
+
+
+def test_a_flush_drops_every_claim_with_its_node(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    tokens = prompt(1)
+    tree.insert(tokens)
+    announce(tree, "w", agent=1)
+    tag(tree, "w", "agent", tokens, 16)
+    tree.cache.reset()
+    tree.allocator.clear()
+    tree.insert(tokens)
+    assert tree.cache.tree_core.class_of(tree.path(tokens)[0][0]) is EvictionClass.UNCLAIMED
+
+
+def test_evictions_are_counted_with_the_class_they_had(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    tree.insert(prompt(1))
+    announce(tree, "w", agent=3)
+    tag(tree, "w", "agent", prompt(1), 16)
+    tree.evict(16)
+    evicted = {k: v for k, v in tree.cache.accounting.counters.evicted_tokens.items() if v}
+    assert evicted == {"device/fixed": 16}

@@ -1,0 +1,201 @@
+"""The control plane: facts in, predictions out, with time under our control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvflow.config import Settings
+from kvflow.control import ControlPlane
+from kvflow.errors import GraphError
+from kvflow.graph import END, AgentStepGraph, io
+from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
+from kvflow.predict import WorkflowUpdate
+
+GRAPH = AgentStepGraph("review").chain("START", "plan", "code", "test", "write", "END").edge("test", "code")
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def plane(clock: Clock) -> ControlPlane:
+    plane = ControlPlane(Settings(), clock)
+    plane.graphs.declare("review", io.to_dict(GRAPH))
+    return plane
+
+
+def take(plane: ControlPlane, *facts: StepFact | ToolFact) -> tuple[list[Outcome], list[WorkflowUpdate]]:
+    items = [DecodedFact(action_id=str(i), action_type="kvflow.step", fact=fact) for i, fact in enumerate(facts)]
+    intake = plane.take(items)
+    return intake.outcomes, intake.updates
+
+
+def step(agent: str, workflow: str = "w", **fields: Any) -> StepFact:
+    return StepFact(**{"workflow_id": workflow, "workflow_type": "review", "agent": agent, **fields})
+
+
+def tool(event: str, agent: str = "code", **fields: Any) -> ToolFact:
+    return ToolFact(**{"workflow_id": "w", "agent": agent, "tool": "pytest", "event": event, **fields})
+
+
+def steps_of(update: WorkflowUpdate) -> dict[str, float | None]:
+    return {claim.agent: claim.steps for claim in update.claims}
+
+
+def pinned(update: WorkflowUpdate) -> set[str]:
+    return {claim.agent for claim in update.claims if claim.pinned}
+
+
+def test_a_step_predicts_every_agent_that_may_still_run(plane: ControlPlane) -> None:
+    _, updates = take(plane, step("plan"), step("code"))
+    assert {k: v for k, v in steps_of(updates[-1]).items() if k != END} == {"code": 0, "test": 1, "write": 2}
+
+
+def test_an_unchanged_prediction_is_not_sent_again(plane: ControlPlane) -> None:
+    take(plane, step("code", step_id="s1"))
+    assert take(plane, step("code", step_id="s1"))[1] == []
+
+
+def test_a_finished_step_brings_its_successor_closer(plane: ControlPlane) -> None:
+    take(plane, step("code", step_id="s1"))
+    _, [update] = take(plane, step("code", step_id="s1", event="end"))
+    assert steps_of(update)["test"] == 1
+    assert steps_of(update)["code"] == 2  # through test, round the loop
+
+
+def test_expected_steps_are_sent_when_asked_for(clock: Clock) -> None:
+    plane = ControlPlane(Settings(eviction={"prediction": "expected"}), clock)
+    graph = AgentStepGraph("review").chain("START", "a", "b", "END").edge("b", "b", probability=0.5)
+    plane.graphs.declare("review", io.to_dict(graph))
+    _, [update] = take(plane, step("a"))
+    assert steps_of(update)["b"] == 1
+
+
+def test_a_workflow_ends_with_its_end_fact_and_is_then_unknown(plane: ControlPlane) -> None:
+    take(plane, step("write"))
+    outcomes, [update] = take(plane, step(END, final=True))
+    assert outcomes[0].status is Status.ACCEPTED
+    assert update.retired
+    assert len(plane) == 0
+    assert take(plane, step(END, final=True))[0][0].status is Status.MISSING
+
+
+def test_a_final_step_retires_when_it_ends(plane: ControlPlane) -> None:
+    take(plane, step("write", final=True))
+    assert len(plane) == 1
+    _, updates = take(plane, step("write", event="end", final=True))
+    assert updates[-1].retired
+
+
+def test_late_facts_do_not_revive_an_ended_workflow(plane: ControlPlane) -> None:
+    outcomes, updates = take(plane, step("code", event="end"), tool("start"), tool("end"))
+    assert {outcome.status for outcome in outcomes} == {Status.MISSING}
+    assert updates == []
+    assert len(plane) == 0
+
+
+def test_a_tool_pins_its_agent_until_it_ends(plane: ControlPlane) -> None:
+    take(plane, step("code"))
+    assert pinned(take(plane, tool("start"))[1][-1]) == {"code"}
+    assert pinned(take(plane, tool("end"))[1][-1]) == set()
+
+
+def test_parallel_calls_of_one_tool_pin_until_the_last_one_ends(plane: ControlPlane) -> None:
+    take(plane, step("code"), tool("start", call_id="1"), tool("start", call_id="2"))
+    assert take(plane, tool("end", call_id="1"))[1] == []  # still pinned: nothing changed
+    assert pinned(take(plane, tool("end", call_id="2"))[1][-1]) == set()
+
+
+def test_a_pin_expires_and_a_long_one_is_clipped(plane: ControlPlane, clock: Clock) -> None:
+    take(plane, step("code"))
+    outcomes, _ = take(plane, tool("start", expected_s=5000))
+    assert outcomes[0].status is Status.CLIPPED
+    assert "600" in outcomes[0].reason
+    clock.now_s = 599
+    assert plane.expire() == []
+    clock.now_s = 601
+    [update] = plane.expire()
+    assert pinned(update) == set()
+
+
+def test_the_next_step_of_the_agent_lifts_its_pin(plane: ControlPlane) -> None:
+    take(plane, step("code", step_id="s1"), tool("start"))
+    _, updates = take(plane, step("code", step_id="s2"))
+    assert pinned(updates[-1]) == set()
+
+
+def test_an_idle_workflow_is_taken_for_dead_but_a_living_child_keeps_its_parent(
+    plane: ControlPlane, clock: Clock
+) -> None:
+    take(plane, step("plan", "parent"), step("plan", "lonely"))
+    clock.now_s = 1700
+    take(plane, step("code", "child", parent_workflow_id="parent"))
+    clock.now_s = 1900
+    assert [(update.workflow_id, update.retired) for update in plane.expire()] == [("lonely", True)]
+    assert len(plane) == 2
+
+
+def test_too_many_workflows_drop_the_one_idle_for_longest(clock: Clock) -> None:
+    plane = ControlPlane(Settings(hints={"max_workflows": 2}), clock)
+    take(plane, step("a", "w1"), step("a", "w2"), step("b", "w1"))
+    _, updates = take(plane, step("a", "w3"))
+    assert [update.workflow_id for update in updates if update.retired] == ["w2"]
+
+
+def test_too_many_agents_are_rejected_with_the_reason(clock: Clock) -> None:
+    plane = ControlPlane(Settings(hints={"max_agents": 2}), clock)
+    outcomes, _ = take(plane, step("a"), step("b"), step("c"))
+    assert outcomes[-1].status is Status.REJECTED
+    assert "max_agents" in outcomes[-1].reason
+
+
+def test_without_a_graph_nothing_is_claimed_but_the_running_agent(clock: Clock) -> None:
+    plane = ControlPlane(Settings(graph={"learn": False}), clock)
+    _, [update] = take(plane, step("a", "w1"))
+    assert steps_of(update) == {"a": 0}
+
+
+def test_a_graph_is_learned_from_runs_and_used_for_the_next(clock: Clock) -> None:
+    plane = ControlPlane(Settings(), clock)
+    for run in range(3):
+        for agent in ("a", "b", "c"):
+            take(plane, step(agent, f"w{run}", step_id=agent), step(agent, f"w{run}", step_id=agent, event="end"))
+        take(plane, step(END, f"w{run}", final=True))
+    _, [update] = take(plane, step("a", "new"))
+    assert {k: v for k, v in steps_of(update).items() if k != END} == {"a": 0, "b": 1, "c": 2}
+    known = plane.graphs.find("review")
+    assert known is not None
+    assert not known.declared
+
+
+def test_clients_that_name_no_steps_move_the_cursor_when_another_agent_has_run(plane: ControlPlane) -> None:
+    take(plane, step("code"))
+    take(plane, step("code"))
+    take(plane, step("test"))
+    _, [update] = take(plane, step("code"))
+    assert steps_of(update)["test"] == 1
+    assert plane.view()[0]["steps_taken"] == {"code": 2, "test": 1}
+
+
+def test_a_malformed_graph_is_refused_and_the_old_one_stays(plane: ControlPlane) -> None:
+    with pytest.raises(GraphError):
+        plane.graphs.declare("review", {"agents": 3})
+    known = plane.graphs.find("review")
+    assert known is not None
+    assert known.graph == GRAPH
+
+
+def test_updates_survive_the_wire() -> None:
+    update = WorkflowUpdate(workflow_id="w", workflow_type="t", retired=True)
+    assert WorkflowUpdate.from_wire(update.to_wire()) == update
