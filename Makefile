@@ -1,0 +1,51 @@
+# make demo   set up and run the main job        make test   set up and pass every test
+# Both reuse .venv once it is complete; `make clean` removes it.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+READY := $(VENV)/.ready
+OLD_SGLANG := $(VENV)/sglang-0.5.22
+OPENAI3 := $(VENV)/openai-3
+
+.PHONY: demo test unit lint setup clean help
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+setup: $(READY)  ## create the environment
+
+$(READY): pyproject.toml requirements/torch.txt requirements/engine-cpu.txt requirements/dev.txt
+	@echo "setting up $(VENV): torch, SGLang on the CPU, kvflow (about three minutes, 3 GB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -r requirements/torch.txt
+	@$(PIP) install --no-deps -r requirements/engine-cpu.txt -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(OLD_SGLANG)/.ready: requirements/sglang-0.5.22.txt | $(READY)
+	@$(PIP) install --no-deps --upgrade --target $(OLD_SGLANG) -r $<
+	@touch $@
+
+$(OPENAI3)/.ready: requirements/openai-3.txt | $(READY)
+	@$(PIP) install --no-deps --upgrade --target $(OPENAI3) -r $<
+	@touch $@
+
+demo: $(READY)  ## run a multi-agent program against SGLang with and without kvflow
+	@$(BIN)/kvflow demo
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q .
+	@$(BIN)/lint-imports
+
+unit: $(READY)  ## everything that needs no SGLang, in seconds
+	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/client tests/test_house.py
+
+test: $(READY) $(OLD_SGLANG)/.ready $(OPENAI3)/.ready lint unit  ## every test
+	@PYTHONPATH=$(OPENAI3) $(BIN)/python -m pytest -q tests/client
+	@KVFLOW_TEST_OLD_SGLANG=$(abspath $(OLD_SGLANG)) $(BIN)/python -m pytest -v tests/engine tests/e2e tests/docs
+
+clean:  ## remove the environment and what runs left behind
+	rm -rf $(VENV) .demo build dist

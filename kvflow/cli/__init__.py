@@ -1,0 +1,20 @@
+"""The ``kvflow`` command; one module a verb."""
+
+from __future__ import annotations
+
+import typer
+
+from kvflow.cli import demo, doctor, graph, serve
+
+app = typer.Typer(
+    name="kvflow",
+    help="Manage SGLang's KV cache by what multi-agent programs do next.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command()(doctor.doctor)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
+app.command()(demo.demo)
+app.add_typer(graph.app, name="graph")
+
+__all__ = ["app"]
