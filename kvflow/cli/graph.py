@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvflow.errors import GraphError
+
+if TYPE_CHECKING:
+    from kvflow.graph import AgentStepGraph
 
 app = typer.Typer(help="Check, draw and question an agent step graph.", no_args_is_help=True)
 
@@ -21,10 +24,10 @@ def draw(
     dot: Annotated[bool, typer.Option("--dot", help="Graphviz instead of Mermaid.")] = False,
 ) -> None:
     """Print the graph as Mermaid or DOT."""
-    from kvflow.graph import io
+    from kvflow.graph import to_dot, to_mermaid
 
     graph = _load(file)
-    typer.echo(io.to_dot(graph) if dot else io.to_mermaid(graph))
+    typer.echo(to_dot(graph) if dot else to_mermaid(graph))
 
 
 @app.command()
@@ -48,12 +51,10 @@ def steps(
         typer.echo(f"{'-' if count is None else count:>4}  {agent}")
 
 
-def _load(file: Path):
-    from kvflow.graph import io
+def _load(file: Path) -> AgentStepGraph:
+    from kvflow.graph import load
 
     try:
-        graph = io.load(file)
-        graph.validate()
+        return load(file)
     except GraphError as error:
         raise typer.BadParameter(str(error)) from None
-    return graph

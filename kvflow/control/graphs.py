@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvflow.errors import GraphError
-from kvflow.graph import AgentStepGraph, TransitionLearner, io
+from kvflow.graph import AgentStepGraph, TransitionLearner, from_dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +33,12 @@ class GraphBook:
         self._learners: OrderedDict[str, TransitionLearner] = OrderedDict()
 
     def declare(self, workflow_type: str, document: Mapping[str, Any]) -> AgentStepGraph:
-        """Set the graph of a workflow type from its document (see :mod:`kvflow.graph.io`).
+        """Set the graph of a workflow type from its document (see :func:`kvflow.graph.from_dict`).
 
         Raises:
             GraphError: the document is malformed or the graph invalid; the old one stays.
         """
-        graph = io.from_dict(document)
-        graph.validate()
+        graph = from_dict(document)
         self._declared[workflow_type] = graph
         self._declared.move_to_end(workflow_type)
         if len(self._declared) > self._max_types:
@@ -54,10 +52,7 @@ class GraphBook:
             self._declared.move_to_end(workflow_type)
             return KnownGraph(graph=declared, declared=True)
         learner = self._learners.get(workflow_type)
-        try:
-            learned = learner.graph() if learner else None
-        except GraphError:  # a half-seen run may not add up to a valid graph yet
-            learned = None
+        learned = learner.graph() if learner else None
         return KnownGraph(graph=learned, declared=False) if learned else None
 
     def learner(self, workflow_type: str) -> TransitionLearner | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvflow.graph import AgentStepGraph, Cursor
+from kvflow.graph import END, START, AgentStepGraph, Cursor
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 
@@ -90,7 +90,7 @@ class Workflow:
             "parent_workflow_id": self.parent_id,
             "tenant": self.tenant,
             "idle_s": round(now_s - self.last_seen_s, 3),
-            "running": sorted(self.cursor.active) if self.cursor else [self.latest[0]] if self.latest else [],
+            "running": sorted(self._running()),
             "steps_taken": dict(sorted(self.agents.items())),
             "steps_to_execution": {c.agent: c.steps for c in update.claims} if update else {},
             "pins": [
@@ -103,9 +103,18 @@ class Workflow:
         for key in [key for key in self.pins if key[0] == agent]:
             del self.pins[key]
 
+    def _running(self) -> set[str]:
+        """Agents that run now: those the cursor knows of, and the latest one if its graph does not have it."""
+        running = set(self.cursor.active) - {START} if self.cursor is not None else set()
+        if self.latest is not None and (self.cursor is None or self.latest[0] not in self.cursor.graph):
+            running.add(self.latest[0])
+        return running
+
     def _steps(self, prediction: Literal["earliest", "expected"]) -> dict[str, float | None]:
-        if self.cursor is None:
-            return {self.latest[0]: 0.0} if self.latest else {}
-        if prediction == "expected":
-            return {agent: use.steps for agent, use in self.cursor.next_use.items()}
-        return {agent: None if steps is None else float(steps) for agent, steps in self.cursor.steps.items()}
+        steps: dict[str, float | None] = {}
+        if self.cursor is not None and prediction == "expected":
+            steps = {agent: use.steps for agent, use in self.cursor.next_use.items()}
+        elif self.cursor is not None:
+            steps = {agent: None if count is None else float(count) for agent, count in self.cursor.steps.items()}
+        steps.pop(END, None)
+        return steps | dict.fromkeys(self._running(), 0.0)

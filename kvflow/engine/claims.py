@@ -13,16 +13,25 @@ class Role:
 
     Attributes:
         stamp: counts the prompts tagged for this role; nodes with the latest stamp are its current fixed prompt.
+        tails_reused: dynamic tails that a later prompt extended.
+        tails_wasted: dynamic tails that none did.
     """
 
     agent: str
     stamp: int = 0
+    tails_reused: int = 0
+    tails_wasted: int = 0
     _claims_at: dict[float, int] = field(default_factory=dict)
 
     @property
     def steps(self) -> float | None:
         """Least steps-to-execution over all live workflows of the type; None when none expects to run the agent."""
         return min(self._claims_at) if self._claims_at else None
+
+    @property
+    def reuses_tails(self) -> bool:
+        """Whether tails of this agent are worth keeping once its step is over: yes, until most proved not to be."""
+        return self.tails_wasted == 0 or 4 * self.tails_reused >= self.tails_wasted
 
     def move(self, before: float | None, after: float | None) -> None:
         """Account for one claim whose steps changed."""
@@ -44,12 +53,28 @@ class Claim:
         steps: steps-to-execution; None when it is not expected to run (again).
         pinned: softly pinned.
         retired: its workflow has ended.
+        tail_pending: its latest prompt had a dynamic tail that has not proved useful yet.
     """
 
     role: Role
     steps: float | None = None
     pinned: bool = False
     retired: bool = False
+    tail_pending: bool = False
+
+    @property
+    def keeps_tail(self) -> bool:
+        """Whether the dynamic tail is worth keeping: while the step runs, later only if experience says so."""
+        return not self.retired and (self.steps == 0 or self.role.reuses_tails)
+
+    def settle_tail(self, *, reused: bool) -> None:
+        """Enter into experience whether the latest tail was extended by a later prompt."""
+        if self.tail_pending:
+            self.tail_pending = False
+            if reused:
+                self.role.tails_reused += 1
+            else:
+                self.role.tails_wasted += 1
 
     def set(self, steps: float | None, *, pinned: bool = False) -> bool:
         """Take over a prediction; tells whether anything changed."""
@@ -119,6 +144,7 @@ class ClaimTable:
 
     def _retire(self, workflow_id: str) -> None:
         for claim in self._workflows.pop(workflow_id, {}).values():
+            claim.settle_tail(reused=False)
             claim.set(None)
             claim.retired = True
         self.version += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
-from kvflow.engine.claims import ClaimTable
+from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.owners import Owners
 from kvflow.engine.ports import Node
 from kvflow.policy import EvictionPolicy, Rank, make_policy
@@ -77,7 +77,9 @@ class Coordinator:
             return min(claim.fixed_tokens, len(tokens))
         return self.boundary.observe((claim.workflow_type, claim.agent), claim.workflow_id, tokens)
 
-    def tag(self, claim: PromptClaim, path: Iterable[tuple[Node, int]], fixed_tokens: int) -> None:
+    def tag(
+        self, claim: PromptClaim, path: Sequence[tuple[Node, int]], fixed_tokens: int, *, first: bool = True
+    ) -> None:
         """Enter a claim on the nodes of its prompt.
 
         Does nothing for a workflow that is not live, so late messages cannot revive one that has ended.
@@ -86,10 +88,13 @@ class Coordinator:
             claim: whose prompt it is.
             path: the prompt's nodes with the position of each node's last token + 1, in any order.
             fixed_tokens: length of the fixed part; a node is fixed when it ends within it.
+            first: this is the first time this request's nodes are tagged, so what is there is from earlier ones.
         """
         held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
         if held is None:
             return
+        if first:
+            self._learn_from(held, [node for node, end in path if end > fixed_tokens])
         held.role.stamp += 1
         for node, end in path:
             if node.owners is None:
@@ -98,6 +103,16 @@ class Coordinator:
                 node.owners.hold_fixed(held, held.role.stamp)
             else:
                 node.owners.hold_tail(held)
+
+    @staticmethod
+    def _learn_from(held: Claim, tail: Sequence[Node]) -> None:
+        """See which earlier tails this prompt extends, its own and those handed over by other agents."""
+        for node in tail:
+            for claim, is_fixed in node.owners.claims.items() if node.owners is not None else ():
+                if not is_fixed:
+                    claim.settle_tail(reused=True)
+        held.settle_tail(reused=False)
+        held.tail_pending = bool(tail)
 
     def retire(self, claim: PromptClaim) -> None:
         """End the workflow of a claim, as its last request has finished."""

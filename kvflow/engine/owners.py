@@ -80,14 +80,18 @@ class Owners:
         ]
         tail: list[float] = []
         for claim, is_fixed in self.claims.items():
-            if claim.steps is not None:
+            if claim.steps is not None and (is_fixed or claim.keeps_tail):
                 (fixed if is_fixed else tail).append(claim.steps)
         return Standing(
             fixed_steps=min(fixed, default=None),
             tail_steps=min(tail, default=None),
             pinned=any(claim.pinned for claim in self.claims),
-            retired=not self._current() and all(claim.retired for claim in self.claims),
+            retired=not self._current() and not any(self._alive(*item) for item in self.claims.items()),
         )
+
+    @staticmethod
+    def _alive(claim: Claim, is_fixed: bool) -> bool:
+        return not claim.retired if is_fixed else claim.keeps_tail
 
     def _current(self) -> bool:
         """Whether the node is some role's fixed prompt as it stands, which later workflows will want."""

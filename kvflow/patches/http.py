@@ -12,7 +12,7 @@ from sglang.srt.entrypoints import http_server
 
 import kvflow
 from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavailableError
-from kvflow.graph import io
+from kvflow.graph import to_dict, to_dot, to_mermaid
 from kvflow.hints.models import FACT_MODELS
 from kvflow.patches import plugin, versions
 from kvflow.patches.front import Front
@@ -128,10 +128,10 @@ async def graph(workflow_type: str, format: str = "json") -> Any:
     if known is None:
         return _problem(404, f"nothing is known of workflow type {workflow_type!r} yet")
     if format == "mermaid":
-        return PlainTextResponse(io.to_mermaid(known.graph))
+        return PlainTextResponse(to_mermaid(known.graph))
     if format == "dot":
-        return PlainTextResponse(io.to_dot(known.graph))
-    return {"declared": known.declared, "graph": io.to_dict(known.graph)}
+        return PlainTextResponse(to_dot(known.graph))
+    return {"declared": known.declared, "graph": to_dict(known.graph)}
 
 
 def add_up(replicas: list[dict[str, Any]]) -> dict[str, Any]:

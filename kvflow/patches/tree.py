@@ -176,7 +176,8 @@ class KvflowRadixCache(UnifiedRadixCache):
     def _tag(self, req: Any, claim: PromptClaim) -> None:
         """Enter a claim on the path of a request, split where its fixed prompt ends."""
         fixed_tokens = getattr(req, "_kvflow_fixed_tokens", None)
-        if fixed_tokens is None:
+        first = fixed_tokens is None
+        if first:
             fixed_tokens = self.coordinator.fixed_tokens(claim, req.origin_input_ids)
             fixed_tokens -= fixed_tokens % self.page_size
             req._kvflow_fixed_tokens = fixed_tokens
@@ -193,7 +194,7 @@ class KvflowRadixCache(UnifiedRadixCache):
                 )
             )
             path = self._path(req)
-        self.coordinator.tag(claim, path, fixed_tokens)
+        self.coordinator.tag(claim, path, fixed_tokens, first=first)
 
     def _path(self, req: Any) -> list[tuple[Any, int]]:
         """Nodes of a request's path with the position where each ends, deepest first."""

@@ -16,7 +16,7 @@ class EvictionClass(IntEnum):
     """Order classes, first to leave first."""
 
     RETIRED = 0
-    """Used only by workflows that have ended."""
+    """Used only by workflows that have ended, or a tail that experience says nobody will extend."""
     UNCLAIMED = 1
     """Never hinted, or nobody is expected to use it again."""
     TAIL = 2
@@ -33,9 +33,9 @@ class Standing:
 
     Attributes:
         fixed_steps: least steps-to-execution among the claims that hold the node as fixed prompt; None without any.
-        tail_steps: the same for claims that hold it as dynamic tail.
+        tail_steps: the same for claims that hold it as dynamic tail worth keeping.
         pinned: at least one live claim on the node is softly pinned.
-        retired: the node has been claimed, and every workflow that did so has ended.
+        retired: the node has been claimed, and no claim on it is alive or worth keeping.
     """
 
     fixed_steps: float | None = None

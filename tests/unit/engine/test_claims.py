@@ -165,3 +165,41 @@ def test_claims_on_a_hot_node_stay_bounded_however_many_workflows_come(coordinat
     assert task.owners is not None
     assert len(system.owners.claims) <= 2
     assert len(task.owners.claims) <= 32
+
+
+def test_tails_nobody_extends_are_given_up_after_the_first_workflow(coordinator: Coordinator) -> None:
+    first, second = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"critic": 0})
+    coordinator.tag(claim("w1", "critic"), [(first, 96)], fixed_tokens=0)
+    announce(coordinator, "w1", {"critic": 2})
+    assert class_of(coordinator, first) is EvictionClass.TAIL  # no experience yet: keep it
+    retire(coordinator, "w1")
+    announce(coordinator, "w2", {"critic": 0})
+    coordinator.tag(claim("w2", "critic"), [(second, 96)], fixed_tokens=0)
+    assert class_of(coordinator, second) is EvictionClass.TAIL  # the step still runs
+    announce(coordinator, "w2", {"critic": 2})
+    assert class_of(coordinator, second) is EvictionClass.RETIRED
+
+
+def test_a_tail_that_another_agent_extends_stays_worth_keeping(coordinator: Coordinator) -> None:
+    for index in range(3):
+        tail, rest = FakeNode(), FakeNode()
+        announce(coordinator, f"w{index}", {"writer": 0, "critic": 1})
+        coordinator.tag(claim(f"w{index}", "writer"), [(tail, 96)], fixed_tokens=0)
+        announce(coordinator, f"w{index}", {"writer": 2, "critic": 0})
+        coordinator.tag(claim(f"w{index}", "critic"), [(tail, 96), (rest, 128)], fixed_tokens=0)
+        assert class_of(coordinator, tail) is EvictionClass.TAIL
+        retire(coordinator, f"w{index}")
+
+
+def test_a_growing_conversation_keeps_its_tail(coordinator: Coordinator) -> None:
+    history: list[tuple[FakeNode, int]] = []
+    announce(coordinator, "w1", {"coder": 0})
+    for turn in range(1, 6):
+        history.append((FakeNode(), 32 * turn))
+        coordinator.tag(claim("w1", "coder"), history, fixed_tokens=0)
+    retire(coordinator, "w1")
+    node = FakeNode()
+    announce(coordinator, "w2", {"coder": 3})
+    coordinator.tag(claim("w2", "coder"), [(node, 32)], fixed_tokens=0)
+    assert coordinator.rank(node) == (EvictionClass.TAIL, -3)

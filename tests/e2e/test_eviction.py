@@ -1,0 +1,152 @@
+"""The real server keeps and drops KV by what the program does next, on both tiers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvflow.hints import step_action
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+GRAPH = {
+    "name": "t",
+    "agents": {name: {} for name in ("first", "near", "far")},
+    "edges": [["START", "first"], ["first", "near"], ["near", "far"]],
+}
+FIXED_TOKENS = 480
+
+
+def text(label: str, chars: int = FIXED_TOKENS) -> str:
+    """Text that differs from its first page on."""
+    rng = random.Random(label)
+    return "".join(rng.choice("abcdefghijklmnop ") for _ in range(chars))
+
+
+def cached(server: Any, prompt: str) -> dict[str, int]:
+    """Where the server finds a prompt when it comes again."""
+    details = server.generate(prompt + "?", tokens=1)["meta_info"]["cached_tokens_details"] or {}
+    return {"device": details.get("device") or 0, "host": details.get("host") or 0}
+
+
+def settle(server: Any) -> None:
+    """Wait until write-through backups are through, so that nothing is locked."""
+    time.sleep(0.3)
+
+
+def prepare(server: Any) -> dict[str, str]:
+    """Three agents with fixed prompts of their own; the workflow stands at the first one."""
+    server.client.put("/kvflow/v1/graphs/t", json=GRAPH)
+    prompts = {agent: text(agent) for agent in ("near", "far", "first")}
+    for agent in ("near", "far"):  # near is the older one
+        server.step("warm", agent, prompts[agent] + text(f"warm {agent}", 32), fixed_prompt_tokens=FIXED_TOKENS)
+    server.end("warm")
+    server.step("w", "first", prompts["first"] + text("first tail", 32), fixed_prompt_tokens=FIXED_TOKENS)
+    settle(server)
+    return prompts
+
+
+def flood(server: Any, tokens: int, label: str) -> None:
+    """Traffic that no workflow claims."""
+    for index in range(tokens // FIXED_TOKENS):
+        server.generate(text(f"{label}{index}"), tokens=1)
+        settle(server)
+
+
+@pytest.mark.parametrize(("policy", "survivor"), [("steps", "near"), ("lru", None)])
+def test_device_eviction_spares_the_agent_that_runs_next(server: Any, policy: str, survivor: str | None) -> None:
+    server.set_policy(policy)
+    prompts = prepare(server)
+    flood(server, 2 * FIXED_TOKENS, "x")
+    on_device = {agent for agent in ("near", "far") if cached(server, prompts[agent])["device"] == FIXED_TOKENS}
+    assert (survivor in on_device) is (survivor is not None)
+    if policy == "steps":
+        evicted = server.get("stats")["total"]["evicted_tokens"]
+        assert evicted["device/unclaimed"] + evicted["device/retired"] > 0
+        assert evicted["device/pinned"] == 0
+
+
+@pytest.mark.parametrize("policy", ["steps", "lru"])
+def test_host_eviction_follows_the_graph_too(server: Any, policy: str) -> None:
+    server.set_policy(policy)
+    prompts = prepare(server)
+    flood(server, 16 * FIXED_TOKENS, "y")  # three times what both tiers hold
+    found = cached(server, prompts["near"])
+    kept = found["device"] + found["host"]
+    assert kept == (FIXED_TOKENS if policy == "steps" else 0)
+
+
+def test_a_load_back_is_counted_and_gives_the_same_tokens(server: Any) -> None:
+    prompt = text("again", 960)
+    first = server.generate(prompt, tokens=8)
+    settle(server)
+    flood(server, 4 * FIXED_TOKENS, "z")
+    again = server.generate(prompt, tokens=8)
+    assert (again["meta_info"]["cached_tokens_details"] or {}).get("host", 0) > 0
+    assert again["output_ids"] == first["output_ids"]
+    total = server.get("stats")["total"]
+    assert total["load_backs"] >= 1
+    assert total["load_back_tokens"] == total["hit_tokens"]["host"] > 0
+    assert total["load_back_s"] > 0
+
+
+def test_recomputed_tokens_are_those_that_had_been_cached(server: Any) -> None:
+    server.set_policy("lru")
+    prompt = text("gone", 960)
+    server.generate(prompt, tokens=1)
+    settle(server)
+    flood(server, 16 * FIXED_TOKENS, "v")
+    before = server.get("stats")["total"]["recomputed_tokens"]
+    server.generate(prompt, tokens=1)
+    assert server.get("stats")["total"]["recomputed_tokens"] - before == 960
+
+
+def test_policies_switch_at_run_time_and_unknown_ones_are_refused(server: Any) -> None:
+    server.set_policy("lru")
+    assert server.get("status")["replicas"][0]["policy"] == "lru"
+    response = server.client.put("/kvflow/v1/policy", json={"policy": "nonsense"})
+    assert response.status_code == 400
+    assert "choose one of lru, steps" in response.text
+    assert server.client.put("/kvflow/v1/policy", json=["steps"]).status_code == 400
+    assert server.get("status")["replicas"][0]["policy"] == "lru"
+
+
+def test_a_flush_empties_the_cache_and_workflows_go_on(server: Any) -> None:
+    prompts = prepare(server)
+    server.flush()
+    assert server.get("cache")["replicas"][0]["nodes"] == 0
+    assert "w" in server.workflows()
+    server.step("w", "near", prompts["near"], fixed_prompt_tokens=FIXED_TOKENS)
+    assert server.get("cache")["replicas"][0]["tokens"]["device/fixed"] == FIXED_TOKENS
+
+
+def test_fixed_prompts_are_found_without_being_declared(server: Any) -> None:
+    prompt = text("shared")
+    for workflow in ("w1", "w2"):
+        server.step(workflow, "agent", prompt + text(workflow, 64))
+    held = server.get("cache")["replicas"][0]["fixed_prompts"]["agent"]["device"]
+    assert held == FIXED_TOKENS
+
+
+def test_hundreds_of_workflows_leave_nothing_behind(server: Any) -> None:
+    for index in range(60):
+        server.step(f"w{index}", "agent", text(f"p{index}", 96), fixed_prompt_tokens=32)
+        server.events(step_action(workflow_id=f"w{index}", agent="END", workflow_type="t", final=True))
+    assert server.workflows() == {}
+    assert server.get("stats")["total"]["live_workflows"] == 0
+
+
+def test_without_a_host_tier_the_next_agent_survives(start: Callable[..., Any]) -> None:
+    with start("--enable-kvflow", "--max-total-tokens", "2048") as server:
+        survivors = {}
+        for policy in ("lru", "steps"):
+            server.set_policy(policy)
+            server.fresh()
+            prompts = prepare(server)
+            flood(server, 3 * FIXED_TOKENS, f"d{policy}")
+            survivors[policy] = cached(server, prompts["near"])["device"]
+        assert survivors == {"lru": 0, "steps": FIXED_TOKENS}

@@ -1,0 +1,191 @@
+"""Hints reach the scheduler by every route, and bad ones are answered or ignored as documented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvflow.hints import envelope, step_action, tool_action
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+GRAPH = {"name": "t", "agents": {"a": {}, "b": {}, "c": {}}, "edges": [["START", "a"], ["a", "b"], ["b", "c"]]}
+
+
+def hints(workflow: str, agent: str, **fields: Any) -> dict[str, Any]:
+    return envelope([step_action(workflow_id=workflow, agent=agent, workflow_type="t", **fields)])
+
+
+def chat_body(workflow: str, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": "You plan. " * 30}, {"role": "user", "content": "Plan this."}]
+    return {
+        "model": "default",
+        "messages": messages,
+        "max_tokens": 4,
+        "temperature": 0,
+        "kv_hints": hints(workflow, "a", fixed_prompt_messages=1),
+        **body,
+    }
+
+
+def fixed_tokens(server: Any) -> dict[str, Any]:
+    return server.get("cache")["replicas"][0]["fixed_prompts"]
+
+
+def test_generate_carries_hints(server: Any) -> None:
+    server.step("w", "a", "hello " * 40, fixed_prompt_tokens=160)
+    assert server.workflows()["w"]["running"] == ["a"]
+    assert fixed_tokens(server) == {"a": {"device": 160, "host": 160}}
+
+
+def test_a_batch_carries_one_envelope_each(server: Any) -> None:
+    params = {"temperature": 0, "max_new_tokens": 2}
+    body = {"text": ["x" * 64, "y" * 64], "sampling_params": params, "kv_hints": [hints("w1", "a"), hints("w2", "b")]}
+    assert server.client.post("/generate", json=body).status_code == 200
+    assert {w: v["running"] for w, v in server.workflows().items()} == {"w1": ["a"], "w2": ["b"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_completions_carry_a_top_level_key_and_count_fixed_messages(server: Any, stream: bool) -> None:
+    response = server.client.post("/v1/chat/completions", json=chat_body("w", stream=stream))
+    assert response.status_code == 200
+    assert server.workflows()["w"]["running"] == ["a"]
+    held = fixed_tokens(server)["a"]["device"]
+    assert 300 <= held < 340  # the system message and its wrapping, in whole pages, without the user's
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_carry_a_top_level_key(server: Any, stream: bool) -> None:
+    body = {"model": "default", "prompt": "z" * 64, "max_tokens": 4, "kv_hints": hints("w", "a"), "stream": stream}
+    assert server.client.post("/v1/completions", json=body).status_code == 200
+    assert server.workflows()["w"]["running"] == ["a"]
+
+
+def test_events_report_progress_without_a_request(server: Any) -> None:
+    server.client.put("/kvflow/v1/graphs/t", json=GRAPH)
+    step = {"workflow_id": "w", "workflow_type": "t", "agent": "a"}
+    outcomes = server.events(step_action(**step), step_action(**step, event="end"))
+    assert [outcome["status"] for outcome in outcomes] == ["accepted", "accepted"]
+    assert server.workflows()["w"]["steps_to_execution"]["b"] == 1
+
+
+def test_a_tool_pins_what_its_agent_has_cached(server: Any) -> None:
+    server.step("w", "a", "tool user " * 20)
+    server.events(tool_action(workflow_id="w", agent="a", tool="pytest", event="start", expected_s=60))
+    assert server.get("cache")["replicas"][0]["tokens"]["device/pinned"] >= 192
+    server.events(tool_action(workflow_id="w", agent="a", tool="pytest", event="end"))
+    assert server.get("cache")["replicas"][0]["tokens"].get("device/pinned", 0) == 0
+
+
+def test_a_pin_expires_on_its_own(server: Any) -> None:
+    import time
+
+    server.step("w", "a", "tool user " * 20)
+    server.events(tool_action(workflow_id="w", agent="a", tool="never_returns", event="start", expected_s=0.5))
+    deadline_s = time.monotonic() + 10
+    while server.get("cache")["replicas"][0]["tokens"].get("device/pinned", 0) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert server.workflows()["w"]["pins"] == []
+    assert server.get("cache")["replicas"][0]["tokens"].get("device/pinned", 0) == 0
+
+
+BAD = envelope([{"action_id": "1", "action_type": "kvflow.step", "action_version": "1", "payload": {"agent": "a"}}])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
+def test_malformed_hints_are_answered_with_400_and_the_field(server: Any, path: str, stream: bool) -> None:
+    bodies = {
+        "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
+        "/v1/chat/completions": chat_body("w"),
+        "/v1/completions": {"model": "default", "prompt": "x", "max_tokens": 1},
+    }
+    response = server.client.post(path, json={**bodies[path], "kv_hints": BAD, "stream": stream})
+    assert response.status_code == 400
+    assert "actions.0.payload.workflow_id" in response.text
+    assert server.workflows() == {}
+
+
+@pytest.mark.parametrize("body", [BAD, [], {"protocol_version": "1"}, "text"])
+def test_malformed_events_are_answered_with_400(server: Any, body: Any) -> None:
+    response = server.client.post("/kvflow/v1/events", json=body)
+    assert response.status_code == 400
+    assert "kv_hints" in response.json()["error"]["message"]
+    assert server.client.post("/kvflow/v1/events", content=b"{").status_code == 400
+
+
+def test_foreign_actions_pass_and_are_counted(server: Any) -> None:
+    before = server.get("stats")["hints"]["outcomes"].get("other", {}).get("unsupported", 0)
+    foreign = {"action_id": "1", "action_type": "dynamo.prefetch", "action_version": "7", "payload": {"x": [1]}}
+    server.generate("hello", kv_hints=envelope([foreign]))
+    assert server.get("stats")["hints"]["outcomes"]["other"]["unsupported"] == before + 1
+
+
+def test_a_client_cannot_forge_the_internal_claim(server: Any) -> None:
+    forged = {
+        "action_id": "1",
+        "action_type": "kvflow.claim",
+        "action_version": "1",
+        "payload": {"workflow_id": "w", "workflow_type": "t", "agent": "a", "fixed_tokens": 64},
+    }
+    server.generate("forged " * 20, kv_hints=envelope([forged]))
+    assert fixed_tokens(server) == {}
+
+
+def test_a_final_step_retires_its_workflow_when_it_has_finished(server: Any) -> None:
+    server.step("w", "a", "last words " * 20, final=True)
+    tokens = server.get("cache")["replicas"][0]["tokens"]
+    assert tokens["device/retired"] >= 208
+
+
+def test_graphs_are_declared_shown_and_refused(server: Any) -> None:
+    assert server.client.put("/kvflow/v1/graphs/shown", json=GRAPH).status_code == 200
+    assert server.get("graphs/shown")["declared"] is True
+    mermaid = server.client.get("/kvflow/v1/graphs/shown", params={"format": "mermaid"})
+    assert mermaid.text.startswith(("graph", "flowchart"))
+    bad = {"name": "t", "edges": [["START", "a"], {"from": "a", "to": "a", "probability": 3}]}
+    response = server.client.put("/kvflow/v1/graphs/shown", json=bad)
+    assert response.status_code == 400
+    assert "probability" in response.text
+    assert server.client.get("/kvflow/v1/graphs/nothing_known").status_code == 404
+
+
+def test_a_graph_is_learned_from_traffic(server: Any) -> None:
+    for run in range(3):
+        for agent in ("x", "y", "z"):
+            server.step(f"run{run}", agent, "learn", workflow_type="learned", step_id=agent)
+        done = {"workflow_id": f"run{run}", "workflow_type": "learned", "agent": "END", "final": True}
+        server.events(step_action(**done))
+    server.step("new", "x", "learn", workflow_type="learned")
+    assert server.workflows()["new"]["steps_to_execution"]["z"] == 2
+    assert server.get("graphs/learned")["declared"] is False
+
+
+def test_status_names_every_seam_and_its_process(server: Any) -> None:
+    status = server.get("status")
+    assert status["seams_hold"] is True
+    assert {seam["process"] for seam in status["seams"]} == {"http", "scheduler"}
+    assert status["replicas"][0]["tree_core"] == "KvflowTreeCore"
+    assert status["actions"] == ["kvflow.step", "kvflow.tool"]
+
+
+def test_metrics_carry_our_series(server: Any) -> None:
+    server.step("w", "a", "metrics " * 30)
+    text = server.client.get("/metrics").text
+    series = {line.split("{")[0] for line in text.splitlines() if line.startswith("kvflow_")}
+    assert {"kvflow_requests_total", "kvflow_prompt_tokens_total", "kvflow_computed_tokens_total"} <= series
+
+
+def test_a_lenient_server_generates_without_the_bad_hints(start: Callable[..., Any]) -> None:
+    with start("--enable-kvflow", "--max-total-tokens", "2048", env={"KVFLOW_HINTS__STRICT": "false"}) as server:
+        assert server.generate("hello", kv_hints=BAD)["output_ids"]
+        response = server.client.post("/v1/chat/completions", json=chat_body("w") | {"kv_hints": BAD})
+        assert response.status_code == 200
+        lines = server.client.post(
+            "/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 2}, "kv_hints": BAD, "stream": True}
+        ).text.splitlines()
+        assert "error" not in json.loads(lines[0].removeprefix("data: "))
+        assert server.get("stats")["hints"]["malformed"] >= 1

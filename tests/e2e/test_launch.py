@@ -1,0 +1,168 @@
+"""Starting the server: flags, refusals, strictness, ranks, replicas, versions, and kvflow switched off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvflow.hints import envelope, step_action
+from kvflow.patches.cpu.launch import server_environment
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+HOST_TIER = ("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through")
+
+
+def launch(model: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the launch command to its end; for command lines that must not start a server."""
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *flags]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**server_environment(), **env}
+    )
+
+
+def test_help_lists_our_flags(model: Path) -> None:
+    done = launch(model, "--help")
+    assert "--enable-kvflow" in done.stdout
+    assert "--kvflow-policy {lru,steps}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "message"),
+    [
+        (("--enable-kvflow", "--disable-radix-cache"), {}, "--disable-radix-cache"),
+        (("--enable-kvflow", "--tokenizer-worker-num", "2"), {}, "tokenizer-worker-num"),
+        (("--enable-kvflow", "--radix-cache-backend", "mine"), {}, "--radix-cache-backend"),
+        (("--enable-kvflow",), {"SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
+        (("--enable-kvflow",), {"KVFLOW_EVICTOIN__POLICY": "lru"}, "KVFLOW_EVICTOIN__POLICY"),
+        (("--enable-kvflow",), {"KVFLOW_EVICTION__POLICY": "newest"}, "choose one of lru, steps"),
+        (("--enable-kvflow", "--kvflow-config", "/does/not/exist.yaml"), {}, "not a file"),
+        (("--kvflow-policy", "lru"), {}, "need --enable-kvflow"),
+    ],
+)
+def test_what_would_silently_not_work_is_refused_with_the_reason(
+    model: Path, flags: tuple[str, ...], env: dict[str, str], message: str
+) -> None:
+    done = launch(model, *flags, **env)
+    assert done.returncode != 0
+    assert message in done.stderr.splitlines()[-1]
+
+
+def test_installed_but_off_nothing_of_kvflow_is_there(start: Callable[..., Any]) -> None:
+    with start(*HOST_TIER, "--max-total-tokens", "2048") as server:
+        assert server.client.get("/kvflow/v1/status").status_code == 404
+        assert not any(line.startswith("kvflow_") for line in server.client.get("/metrics").text.splitlines())
+        hinted = server.generate("hello", kv_hints=envelope([step_action(workflow_id="w", agent="a")]))
+        assert hinted["output_ids"]
+        log = server.log.read_text()
+    assert "kvflow evicts" not in log
+    assert "source=registered('kvflow')" not in log
+    assert "kvflow.patches.scheduler" not in log
+
+
+def test_results_are_the_same_with_and_without_kvflow(start: Callable[..., Any], server: Any) -> None:
+    prompts = [f"{index} " * (40 + 37 * index) for index in range(12)]
+    ours = [server.step("w", f"agent{i % 3}", p)["output_ids"] for i, p in enumerate(prompts * 2)]
+    with start(*HOST_TIER, "--max-total-tokens", "2048") as stock:
+        theirs = [stock.generate(prompt)["output_ids"] for prompt in prompts * 2]
+    assert ours == theirs
+
+
+def test_our_routes_obey_the_api_key(start: Callable[..., Any]) -> None:
+    headers = {"Authorization": "Bearer secret"}
+    with start("--enable-kvflow", "--max-total-tokens", "2048", "--api-key", "secret", headers=headers) as server:
+        assert server.get("status")["seams_hold"]
+        for path in ("status", "stats", "workflows", "cache", "graphs"):
+            assert server.client.get(f"/kvflow/v1/{path}", headers={"Authorization": "Bearer no"}).status_code == 401
+
+
+def test_tensor_parallel_ranks_decide_alike_under_pressure(start: Callable[..., Any]) -> None:
+    env = {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
+    flags = ("--enable-kvflow", *HOST_TIER, "--max-total-tokens", "2048")
+    with start(*flags, env=env, tensor_parallel=2) as server:
+        pressure(server)
+        assert len(server.get("stats")["replicas"]) == 1
+        log = server.log.read_text()
+    assert "Rank consensus" in log or "rank_consensus" in log.lower() or "consensus" in log.lower()
+    assert "Traceback" not in log.split("SIGINT")[0]
+
+
+def test_data_parallel_replicas_all_take_hints(start: Callable[..., Any]) -> None:
+    with start("--enable-kvflow", *HOST_TIER, "--max-total-tokens", "2048", data_parallel=2) as server:
+        pressure(server)
+        stats = server.get("stats")
+        assert len(stats["replicas"]) == 2
+        assert sum(replica["requests"] for replica in stats["replicas"]) == stats["total"]["requests"] >= 40
+        assert [replica["live_workflows"] for replica in stats["replicas"]] == [2, 2]
+        server.set_policy("lru")
+        assert {replica["policy"] for replica in server.get("status")["replicas"]} == {"lru"}
+
+
+@pytest.mark.skipif("KVFLOW_TEST_OLD_SGLANG" not in os.environ, reason="needs SGLang 0.5.22 beside the environment")
+def test_the_older_supported_sglang_works_too(start: Callable[..., Any]) -> None:
+    flags = ("--enable-kvflow", *HOST_TIER, "--max-total-tokens", "2048")
+    with start(*flags, python_path=[os.environ["KVFLOW_TEST_OLD_SGLANG"]]) as server:
+        status = server.get("status")
+        assert status["sglang"].startswith("0.5.22")
+        assert status["seams_hold"]
+        pressure(server)
+        total = server.get("stats")["total"]
+        assert total["load_backs"] > 0
+        assert sum(total["evicted_tokens"].values()) > 0
+        assert server.get("cache")["replicas"][0]["fixed_prompts"].keys() >= {"agent0"}
+
+
+BREAKER = """
+def register():
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+    UnifiedRadixCache.touch_prefix = lambda self, other_name: None
+"""
+
+
+@pytest.fixture
+def broken_sglang(tmp_path: Path) -> Path:
+    """A plugin that changes the signature of a method kvflow needs, as a later SGLang might."""
+    (tmp_path / "aaa_breaker.py").write_text(BREAKER)
+    info = tmp_path / "aaa_breaker-0.0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: aaa-breaker\nVersion: 0.0.1\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\naaa_breaker = aaa_breaker:register\n")
+    return tmp_path
+
+
+def test_a_seam_that_does_not_hold_turns_its_feature_off_loudly(start: Callable[..., Any], broken_sglang: Path) -> None:
+    flags = ("--enable-kvflow", "--max-total-tokens", "2048")
+    with start(*flags, env={"KVFLOW_STRICT": "0"}, python_path=[broken_sglang]) as server:
+        assert server.step("w", "a", "still works")["output_ids"]
+        status = server.get("status")
+        assert status["seams_hold"] is False
+        broken = [seam for seam in status["seams"] if not seam["holds"]]
+        assert [seam["name"] for seam in broken] == ["tree.touch"]
+        assert "other_name" in broken[0]["problem"]
+        assert status["replicas"][0]["cache"] == "UnifiedRadixCache"
+        assert server.client.get("/kvflow/v1/stats").status_code == 400
+        log = server.log.read_text()
+    assert "kvflow seam tree.touch" in log
+
+
+def test_strict_makes_it_an_error(start: Callable[..., Any], broken_sglang: Path) -> None:
+    from kvflow.errors import ServerUnavailableError
+
+    with (
+        pytest.raises(ServerUnavailableError, match=r"tree\.touch"),
+        start("--enable-kvflow", "--max-total-tokens", "2048", python_path=[broken_sglang]),
+    ):
+        pass
+
+
+def pressure(server: Any) -> None:
+    """Forty hinted calls of two workflows, with tool calls, several times what the cache holds."""
+    for index in range(40):
+        workflow, agent = f"w{index % 2}", f"agent{index % 5}"
+        server.step(workflow, agent, f"{agent} " * 40 + f"{index} " * 60, step_id=str(index))
