@@ -51,6 +51,13 @@ def axis_of(svg: str) -> list[str]:
     return re.findall(r'<text x="[\d.]+" y="[\d.]+" class="(?:tick mid|row end)">.*?</text>', svg)
 
 
+def test_rows_follow_the_way_through_the_graph_and_strangers_come_last() -> None:
+    shortcut = {"edges": [["START", "a"], ["a", "b"], ["b", "a"], ["b", "c"], ["a", "c"], ["c", "END"]]}
+    steps = [{"agent": "stranger"}, {"agent": "c"}]
+    assert Result.read({"graph": shortcut, "arms": [{"steps": steps}]}).agents() == ("a", "b", "c", "stranger")
+    assert Result.read({"arms": [{"steps": steps}]}).agents() == ("stranger", "c")
+
+
 def test_the_clock_of_a_round_starts_with_the_round(document: dict[str, Any]) -> None:
     result = Result.read(document)
     for number in range(3):
