@@ -1,0 +1,35 @@
+"""The library a multi-agent program uses: it says what runs, and its LLM requests carry that along.
+
+Facts go to servers that speak kvflow, as ``kv_hints`` of the program's own requests and, between requests, from a
+background thread. Knows the wire (``kvflow.hints``) and nothing of policies or SGLang. Nothing here raises into the
+program, or holds it up for longer than the first question to a server takes: a failure to hint means no hint.
+
+    decorators   workflow, step, agent, tool      scopes, tool_call   what happens when one begins and ends
+    context      who is running, in this task     wrapping            running a function inside a scope
+    carriers     openai_sdk, httpx_client         hinting             the envelope for one request
+    facts        telling what happens             outbox              facts on their way
+    server       one server, and what it knows    answer              a question to it
+"""
+
+from kvflow.client.carriers import instrument, uninstrument
+from kvflow.client.context import StepContext, carry, current
+from kvflow.client.decorators import agent, step, tool, workflow
+from kvflow.client.hinting import extra_body
+from kvflow.client.httpx_client import httpx_hook
+from kvflow.client.outbox import configure, flush
+
+__all__ = [
+    "StepContext",
+    "agent",
+    "carry",
+    "configure",
+    "current",
+    "extra_body",
+    "flush",
+    "httpx_hook",
+    "instrument",
+    "step",
+    "tool",
+    "uninstrument",
+    "workflow",
+]

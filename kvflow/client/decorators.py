@@ -1,0 +1,181 @@
+"""What a program says about itself: workflows, agents, steps and tools.
+
+A decorator changes nothing about the call it decorates; see :mod:`kvflow.client.wrapping`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from kvflow.client.degraded import degraded
+from kvflow.client.scopes import Step, StepOptions, Workflow, WorkflowOptions
+from kvflow.client.server import GraphDeclaration
+from kvflow.client.tool_call import ToolCall
+from kvflow.client.wrapping import wrap
+from kvflow.hints import StepFact, ToolFact
+
+if TYPE_CHECKING:
+    from kvflow.graph import AgentStepGraph
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def workflow(
+    type: str = "default",
+    *,
+    id: str | None = None,
+    graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str] | None = None,
+    tenant: str | None = None,
+) -> Workflow:
+    """Run a block, or every call of a function, as one workflow.
+
+    ``with workflow(...):``, ``async with workflow(...):`` and ``@workflow(...)`` do the same. A workflow inside another
+    one names it as its parent. When the block ends, however it ends, the servers are told that this workflow's context
+    is not needed any more.
+
+    Args:
+        type: the kind of workflow; runs of one type are expected to go alike.
+        id: what servers know this run by; a fresh one by default.
+        graph: the agent step graph of this type: the graph, its document, or the path of a file with it. It is
+            declared to a server once, before the first hint.
+        tenant: who the run is for.
+    """
+    if not isinstance(type, str):
+        raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")
+    declaration = None if graph is None else _declaration(type, graph)
+    return Workflow(WorkflowOptions(type=type, id=id, graph=declaration, tenant=tenant))
+
+
+def step(
+    name: str,
+    *,
+    fixed_prompt_messages: int | None = None,
+    fixed_prompt_tokens: int | None = None,
+    tools: Sequence[str] = (),
+    final: bool = False,
+) -> Step:
+    """Run a block as one step of an agent; see :func:`agent`, which does so for functions."""
+    return Step(_step_options(name, fixed_prompt_messages, fixed_prompt_tokens, tools, final))
+
+
+@overload
+def agent(name: F, /) -> F: ...
+@overload
+def agent(
+    name: str | None = None,
+    /,
+    *,
+    fixed_prompt_messages: int | None = None,
+    fixed_prompt_tokens: int | None = None,
+    tools: Sequence[str] = (),
+    final: bool = False,
+) -> Callable[[F], F]: ...
+def agent(
+    name: Any = None,
+    /,
+    *,
+    fixed_prompt_messages: int | None = None,
+    fixed_prompt_tokens: int | None = None,
+    tools: Sequence[str] = (),
+    final: bool = False,
+) -> Any:
+    """Make every call of a function one step of an agent: ``@agent`` or ``@agent("planner", ...)``.
+
+    LLM requests of the call are hinted as this agent's. Called outside a workflow, the step is a workflow of its own,
+    whose type is the agent's name.
+
+    Args:
+        name: the agent, as in the agent step graph; the function's name by default.
+        fixed_prompt_messages: messages at the start of the prompt that every run of this agent shares.
+        fixed_prompt_tokens: the same, counted in tokens.
+        tools: names of the tools this agent may call.
+        final: the workflow ends with this step.
+
+    Raises:
+        ValueError: an option is out of range.
+        TypeError: what is decorated is a class, or cannot be called.
+    """
+
+    def decorate(fn: F, name: str | None = None) -> F:
+        options = _step_options(name or _name_of(fn), fixed_prompt_messages, fixed_prompt_tokens, tools, final)
+        StepFact(
+            workflow_id="-",
+            agent=options.agent,
+            fixed_prompt_messages=fixed_prompt_messages,
+            fixed_prompt_tokens=fixed_prompt_tokens,
+            tools=list(options.tools),
+        )
+        return wrap(fn, lambda: Step(options))
+
+    return (lambda fn: decorate(fn, name)) if name is None or isinstance(name, str) else decorate(name)
+
+
+@overload
+def tool(name: F, /) -> F: ...
+@overload
+def tool(name: str | None = None, /, *, expected_s: float | None = None) -> Callable[[F], F]: ...
+def tool(name: Any = None, /, *, expected_s: float | None = None) -> Any:
+    """Report every call of a function as a tool call of the agent that runs: ``@tool`` or ``@tool("search", ...)``.
+
+    Outside every workflow it does nothing.
+
+    Args:
+        name: the tool; the function's name by default.
+        expected_s: how long a call usually takes, if you know.
+
+    Raises:
+        ValueError: an option is out of range.
+        TypeError: what is decorated is a class, or cannot be called.
+    """
+
+    def decorate(fn: F, name: str | None = None) -> F:
+        tool_name = name or _name_of(fn)
+        ToolFact(workflow_id="-", agent="-", tool=tool_name, event="start", expected_s=expected_s)
+        return wrap(fn, lambda: ToolCall(tool_name, expected_s))
+
+    return (lambda fn: decorate(fn, name)) if name is None or isinstance(name, str) else decorate(name)
+
+
+def _step_options(
+    name: str,
+    fixed_prompt_messages: int | None,
+    fixed_prompt_tokens: int | None,
+    tools: Sequence[str],
+    final: bool,
+) -> StepOptions:
+    if isinstance(tools, str):
+        raise TypeError(f"tools must be a list of names, not the text {tools!r}")
+    return StepOptions(
+        agent=name,
+        fixed_prompt_messages=fixed_prompt_messages,
+        fixed_prompt_tokens=fixed_prompt_tokens,
+        tools=tuple(tools),
+        final=final,
+    )
+
+
+def _name_of(fn: Any) -> str:
+    named = fn.__func__ if isinstance(fn, staticmethod | classmethod) else fn
+    return getattr(named, "__name__", type(named).__name__)
+
+
+def _declaration(
+    workflow_type: str, graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str]
+) -> GraphDeclaration | None:
+    try:
+        return GraphDeclaration(workflow_type=workflow_type, body=json.dumps(_document(graph), sort_keys=True))
+    except Exception:
+        degraded("the graph of workflow type %r could not be read", workflow_type)
+        return None
+
+
+def _document(graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
+    if isinstance(graph, Mapping):
+        return graph
+    from kvflow.graph import load, to_dict
+
+    return to_dict(load(Path(graph)) if isinstance(graph, str | PathLike) else graph)

@@ -1,0 +1,231 @@
+"""Facts on their way to the servers: one queue per server, and one thread per process that empties them.
+
+Recording a fact costs the program an append. The thread lingers a moment before it posts what has gathered, for two
+reasons: facts come in bunches, and the workflow's next LLM request usually follows within milliseconds and takes them
+along (:meth:`Outbox.take`), so that the server knows them before it plans that request.
+
+A workflow's facts reach a server in the order in which they were recorded, save that a request may overtake the batch
+that is being posted in that moment. A fact that rides on a request shares its fate, which is why it rides with its own
+workflow only: what that workflow does next makes good for it, and nobody's end is lost with somebody else's request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvflow.client.server import Server
+from kvflow.client.settings import ClientSettings, HintMode, from_environment
+from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
+
+MAX_PENDING = 1024
+LINGER_S = 0.02
+EXIT_FLUSH_S = 0.5
+_ENVELOPE_BYTES = 256
+"""Room for what an envelope holds besides its actions."""
+
+Action = dict[str, Any]
+
+
+class Outbox:
+    """The servers of this process, and the facts they have not been told yet. Safe to use from any thread.
+
+    Attributes:
+        settings: replaced as a whole by :func:`configure`.
+        dropped_facts: facts lost because a queue was full.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.dropped_facts = 0
+        self._servers: dict[str, Server] = {}
+        self._pending: dict[Server, deque[Action]] = {}
+        self._changed = threading.Condition()
+        self._posting = False
+        self._flushing = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.use(settings)
+
+    def use(self, settings: ClientSettings) -> None:
+        """Go by these settings from now on."""
+        self.settings = settings
+        if settings.url:
+            self.server(settings.url, api_key=settings.api_key)
+        if settings.hints == "always":
+            for server in list(self._servers.values()):
+                server.trust()
+
+    def server(self, url: str, *, api_key: str | None = None, authorization: str | None = None) -> Server:
+        """Return the server behind a base URL; from the first call on it hears every fact.
+
+        Args:
+            url: with or without ``/v1``.
+            api_key: goes to this server as bearer token, from now on.
+            authorization: the same, as a whole header.
+        """
+        root = url.rstrip("/").removesuffix("/v1")
+        server = self._servers.get(root) or self._add(root)
+        if api_key:
+            authorization = f"Bearer {api_key}"
+        if authorization:
+            server.authorization = authorization
+        return server
+
+    def listeners(self) -> list[Server]:
+        """List the servers that speak kvflow, or may do so for all we know. Never waits."""
+        if not self._servers or self.settings.hints == "off":
+            return []
+        return [server for server in list(self._servers.values()) if server.speaks().known is not False]
+
+    def put(self, action: Action, listeners: Sequence[Server]) -> None:
+        """Queue a fact for some servers; the oldest one makes room when a queue is full."""
+        with self._changed:
+            if not any(self._pending.values()):
+                self._changed.notify_all()
+            for server in listeners:
+                queue = self._pending[server]
+                if len(queue) == queue.maxlen:
+                    self.dropped_facts += 1
+                queue.append(action)
+            self._start_thread()
+
+    def take(self, server: Server, *, most: int, room_bytes: int, workflow_id: str | None = None) -> list[Action]:
+        """Take the oldest facts a server has not been told yet, to be sent to it at once.
+
+        Args:
+            server: where they go.
+            most: how many there may be.
+            room_bytes: how long they may be as JSON.
+            workflow_id: take the facts of this workflow only.
+        """
+        with self._changed:
+            queue, taken = self._pending[server], []
+            for action in list(queue):
+                if workflow_id in (None, action["payload"]["workflow_id"]):
+                    room_bytes -= len(json.dumps(action)) + 2
+                    if room_bytes < 0 or len(taken) == most:
+                        break
+                    taken.append(action)
+            for action in taken:
+                queue.remove(action)
+            return taken
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every fact is sent or given up; tells whether that happened in time."""
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not (self._posting or any(self._pending.values())), timeout_s)
+            finally:
+                self._flushing -= 1
+
+    def close(self) -> None:
+        """Stop the thread and close the connections; unsent facts are lost."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join()
+        for server in self._servers.values():
+            server.close()
+
+    def reborn(self) -> Outbox:
+        """Make the outbox of a forked child: the same servers, none of the threads, locks, connections and facts."""
+        child = Outbox(self.settings)
+        for root, server in self._servers.items():
+            child.server(root, authorization=server.authorization)
+        return child
+
+    def _add(self, root: str) -> Server:
+        with self._changed:
+            server = self._servers.get(root)
+            if server is None:
+                server = Server(root)
+                if self.settings.hints == "always":
+                    server.trust()
+                self._pending[server] = deque(maxlen=MAX_PENDING)
+                self._servers[root] = server
+            return server
+
+    def _start_thread(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="kvflow-outbox", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or any(self._pending.values()))
+                self._changed.wait_for(lambda: self._closed or self._flushing, LINGER_S)
+                waiting = [server for server, queue in self._pending.items() if queue]
+            for server in waiting:
+                self._post_batch(server)
+
+    def _post_batch(self, server: Server) -> None:
+        speaks = server.speaks().wait()
+        with self._changed:
+            self._posting = True
+            batch = self.take(server, most=MAX_ACTIONS, room_bytes=MAX_ENVELOPE_BYTES - _ENVELOPE_BYTES)
+        if speaks and batch:
+            server.send(batch)
+        with self._changed:
+            self._posting = False
+            self._changed.notify_all()
+
+
+_outbox: Outbox | None = None
+_parents: Outbox | None = None
+_making = threading.RLock()
+
+
+def outbox() -> Outbox:
+    """Return this process' outbox; the first call reads the environment, or in a forked child asks the parent's."""
+    global _outbox
+    if _outbox is None:
+        with _making:
+            _outbox = _outbox or (_parents.reborn() if _parents else Outbox(from_environment()))
+    return _outbox
+
+
+def configure(*, url: str | None = None, api_key: str | None = None, hints: HintMode | None = None) -> None:
+    """Set what ``KVFLOW_URL``, ``KVFLOW_API_KEY`` and ``KVFLOW_HINTS`` set; what is not given stays as it is.
+
+    Args:
+        url: root of a server that hears every fact, besides those of the instrumented clients.
+        api_key: sent to ``url`` as bearer token, and nowhere else.
+        hints: ``auto`` hints servers known to speak kvflow, ``always`` hints every server, ``off`` none.
+
+    Raises:
+        ConfigError: ``hints`` is none of the three.
+    """
+    given = {"url": url, "api_key": api_key, "hints": hints}
+    box = outbox()
+    box.use(replace(box.settings, **{name: value for name, value in given.items() if value is not None}))
+
+
+def flush(timeout_s: float = 2.0) -> bool:
+    """Wait until the servers have been told everything so far; tells whether that happened in time."""
+    return outbox().flush(timeout_s)
+
+
+def _forget() -> None:
+    """Leave the parent's outbox behind, in a forked child."""
+    global _outbox, _parents, _making
+    _outbox, _parents, _making = None, _outbox or _parents, threading.RLock()
+
+
+def _flush_at_exit() -> None:
+    if _outbox is not None:
+        _outbox.flush(EXIT_FLUSH_S)
+
+
+atexit.register(_flush_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,212 @@
+"""The spans of a program that servers are told about: a workflow and an agent's step (and :mod:`tool_call`).
+
+Each is a context manager, sync and async alike, for one use. Entering and leaving never wait for a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
+
+from kvflow.client.context import StepContext, active_step, current_step
+from kvflow.client.facts import announce, tell
+from kvflow.client.server import GraphDeclaration
+from kvflow.client.wrapping import wrap
+from kvflow.hints import step_action
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+MAIN = "main"
+"""The agent of what runs in a workflow, but outside every agent."""
+START, END = "START", "END"
+"""The nodes of an agent step graph that are no agents (as in :mod:`kvflow.graph`, which is slow to import)."""
+
+
+class Scope(Generic[T]):
+    """A span with a beginning and an end; subclasses say what happens then, and what ``with ... as`` gives."""
+
+    __slots__ = ("_entered",)
+
+    def __init__(self) -> None:
+        self._entered = False
+
+    def _begin(self) -> T:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> T:
+        if self._entered:
+            raise RuntimeError(f"a {type(self).__name__} can be entered only once; make another one")
+        self._entered = True
+        return self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    async def __aenter__(self) -> T:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """What is the same for every run of an agent; fields as in :class:`kvflow.hints.StepFact`."""
+
+    agent: str
+    fixed_prompt_messages: int | None = None
+    fixed_prompt_tokens: int | None = None
+    tools: tuple[str, ...] = ()
+    final: bool = False
+
+    def __post_init__(self) -> None:
+        if self.agent in (START, END):
+            raise ValueError(f"{self.agent!r} is reserved and cannot be an agent; call the agent something else")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowOptions:
+    """What a workflow is started with."""
+
+    type: str
+    id: str | None = None
+    graph: GraphDeclaration | None = None
+    tenant: str | None = None
+
+
+class Step(Scope[StepContext]):
+    """One run of an agent; made by :func:`kvflow.step` and by the agent decorator."""
+
+    __slots__ = ("_ended", "_implicit", "_options", "context", "outer", "workflow")
+
+    context: StepContext
+    outer: Step | None
+    workflow: Workflow
+
+    def __init__(self, options: StepOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._implicit: Workflow | None = None
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the step, or its whole workflow, is over."""
+        return self._ended or self.workflow.ended
+
+    def action(self) -> dict[str, Any]:
+        """Build the ``kvflow.step`` action for a request of this step."""
+        options = self._options
+        return step_action(
+            **self._facts(),
+            fixed_prompt_messages=options.fixed_prompt_messages,
+            fixed_prompt_tokens=options.fixed_prompt_tokens,
+            tools=list(options.tools),
+        )
+
+    def join(self, workflow: Workflow, outer: Step | None) -> None:
+        """Make this the current step."""
+        self.workflow, self.outer = workflow, outer
+        self.context = StepContext(
+            workflow_id=workflow.id, workflow_type=workflow.type, agent=self._options.agent, step_id=uuid4().hex
+        )
+        current_step.set(self)
+
+    def leave(self) -> None:
+        """Make the step around this one current again, unless something else is current by now."""
+        self._ended = True
+        if current_step.get() is self:
+            current_step.set(self.outer)
+
+    def _begin(self) -> StepContext:
+        outer = active_step()
+        if outer is None:
+            self._implicit = Workflow(WorkflowOptions(type=self._options.agent))
+            outer = self._implicit.start()
+        self.join(outer.workflow, outer)
+        return self.context
+
+    def _end(self) -> None:
+        if not self.ended:
+            tell(step_action, **self._facts(), event="end")
+        self.leave()
+        if self._implicit:
+            self._implicit.finish()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "workflow_id": self.workflow.id,
+            "workflow_type": self.workflow.type,
+            "agent": self._options.agent,
+            "step_id": self.context.step_id,
+            "parent_workflow_id": self.workflow.parent_id,
+            "final": self._options.final,
+            "tenant": self.workflow.options.tenant,
+        }
+
+
+class Workflow(Scope["Workflow"]):
+    """One run of a workflow; made by :func:`kvflow.workflow`. Also decorates functions.
+
+    Attributes:
+        id: what servers know this run by.
+        type: the kind of workflow.
+        parent_id: the workflow this one runs in.
+        ended: whether the run is over; what still goes on in it then is none of the servers' business.
+    """
+
+    __slots__ = ("_main", "ended", "id", "options", "parent_id", "type")
+
+    def __init__(self, options: WorkflowOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.type = options.type
+        self.id = options.id or uuid4().hex
+        self.parent_id: str | None = None
+        self.ended = False
+        self._main = Step(StepOptions(agent=MAIN))
+
+    def __call__(self, fn: F) -> F:
+        """Run every call of a function in a workflow of its own."""
+        return wrap(fn, lambda: Workflow(self.options))
+
+    def start(self) -> Step:
+        """Begin the run; returns the step of what runs outside every agent."""
+        outer = active_step()
+        self.parent_id = outer.workflow.id if outer else None
+        self._main.join(self, outer)
+        if self.options.graph:
+            announce(self.options.graph)
+        return self._main
+
+    def finish(self) -> None:
+        """End the run."""
+        self.ended = True
+        self._main.leave()
+        tell(
+            step_action,
+            workflow_id=self.id,
+            workflow_type=self.type,
+            agent=END,
+            parent_workflow_id=self.parent_id,
+            final=True,
+            tenant=self.options.tenant,
+        )
+
+    def _begin(self) -> Workflow:
+        self.start()
+        return self
+
+    def _end(self) -> None:
+        self.finish()

@@ -1,0 +1,149 @@
+"""One server, as the client sees it: does it speak kvflow, which graphs does it know, and posting facts to it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from kvflow.client.answer import Answer
+from kvflow.client.degraded import degraded
+from kvflow.hints import envelope
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 0.5
+SEND_TIMEOUT_S = 5.0
+SILENT_S = 60.0
+"""How long a server that does not speak kvflow is left alone."""
+BROKEN_S = 30.0
+"""How long a server is left alone after a request to it failed."""
+KEEPALIVE_S = 2.0
+"""Shorter than uvicorn's 5 s, so that we never write to a connection the server is closing."""
+
+_OUR_FAULT = frozenset({400, 413, 422})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphDeclaration:
+    """The agent step graph of a workflow type, as JSON text."""
+
+    workflow_type: str
+    body: str
+
+
+class Server:
+    """A server and what is known about it. All methods may be called from any thread; none raises.
+
+    Args:
+        root: its URL without ``/v1`` and without a trailing slash.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, root: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.root = root
+        self.authorization: str | None = None
+        self._clock = clock
+        self._lock = threading.RLock()  # reentrant: a finalizer may run while we hold it, and end a step
+        self._answer: Answer | None = None
+        self._ask_at_s = -math.inf
+        self._graphs: dict[str, tuple[GraphDeclaration, Answer]] = {}
+
+        # Imported late, because it is slow, but not in a background thread: a fork would leave it half imported.
+        import httpx
+
+        self._http = httpx.Client(
+            base_url=root,
+            timeout=httpx.Timeout(SEND_TIMEOUT_S, connect=ASK_TIMEOUT_S),
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
+            verify=root.startswith("https"),  # plain http: do not spend 30 ms on loading certificates
+        )
+
+    def speaks(self) -> Answer:
+        """Tell whether the server speaks kvflow.
+
+        Only the very first question has to be waited for. Later ones are answered at once from what was last known,
+        and an old no is looked into in the background.
+        """
+        with self._lock:
+            if self._answer is not None and self._clock() < self._ask_at_s:
+                return self._answer
+            self._ask_at_s = math.inf
+            asked = Answer(self._ask_status, ASK_TIMEOUT_S)
+            if self._answer is None:
+                self._answer = asked
+            return self._answer
+
+    def trust(self) -> None:
+        """Take it for granted that the server speaks kvflow."""
+        self._settle(True)
+
+    def declare(self, graph: GraphDeclaration) -> Answer:
+        """Declare a graph unless it is the last one declared for its type; yes means that the server took it."""
+        with self._lock:
+            declared = self._graphs.get(graph.workflow_type)
+            if declared is None or declared[0] != graph:
+                declared = (graph, Answer(partial(self._put_graph, graph), ASK_TIMEOUT_S))
+                self._graphs[graph.workflow_type] = declared
+            return declared[1]
+
+    def send(self, actions: Sequence[dict[str, Any]]) -> None:
+        """Post facts; when that fails they are lost, and the server is left alone for a while."""
+        self._request("POST", "/kvflow/v1/events", json=envelope(actions))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _ask_status(self) -> bool:
+        try:
+            response = self._http.get("/kvflow/v1/status", headers=self._headers, timeout=ASK_TIMEOUT_S)
+            # Some front ends answer any path with 200 and a page.
+            speaks = response.status_code == 200 and "json" in response.headers.get("content-type", "")
+        except Exception:
+            speaks = False
+        self._settle(speaks, again_in_s=SILENT_S)
+        return speaks
+
+    def _put_graph(self, graph: GraphDeclaration) -> bool:
+        return self.speaks().wait() and self._request(
+            "PUT",
+            f"/kvflow/v1/graphs/{quote(graph.workflow_type, safe='')}",
+            content=graph.body.encode(),
+            headers={"Content-Type": "application/json"},
+        )
+
+    def _request(self, method: str, path: str, *, headers: dict[str, str] | None = None, **body: Any) -> bool:
+        try:
+            response = self._http.request(method, path, headers={**self._headers, **(headers or {})}, **body)
+        except Exception as error:
+            problem = repr(error)
+        else:
+            if response.is_success:
+                return True
+            problem = f"status {response.status_code}: {response.text[:200]}"
+            if response.status_code in _OUR_FAULT:
+                degraded("%s%s refuses what kvflow sent: %s", self.root, path, problem, trace=False)
+                return False
+        degraded("%s does not take facts for now: %s", self.root, problem, trace=False)
+        self._settle(False, again_in_s=BROKEN_S)
+        return False
+
+    def _settle(self, speaks: bool, *, again_in_s: float = math.inf) -> None:
+        with self._lock:
+            if self._answer is None or self._answer.known is not speaks:
+                logger.info("%s %s kvflow", self.root, "speaks" if speaks else "does not speak")
+            self._answer = Answer.settled(speaks)
+            self._ask_at_s = math.inf if speaks else self._clock() + again_in_s
+            if not speaks:
+                self._graphs.clear()  # it may be another server when it comes back
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": self.authorization} if self.authorization else {}

@@ -1,0 +1,44 @@
+"""The span of a tool call."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from kvflow.client.context import active_step
+from kvflow.client.facts import tell
+from kvflow.client.scopes import Scope
+from kvflow.hints import tool_action
+
+
+class ToolCall(Scope[None]):
+    """One call of a tool by the agent that runs; outside every workflow it is nothing."""
+
+    __slots__ = ("_expected_s", "_id", "_name", "_step")
+
+    def __init__(self, name: str, expected_s: float | None) -> None:
+        super().__init__()
+        self._name = name
+        self._expected_s = expected_s
+        self._id = uuid4().hex
+
+    def _begin(self) -> None:
+        self._step = active_step()
+        self._tell("start", expected_s=self._expected_s)
+
+    def _end(self) -> None:
+        self._tell("end")
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        if self._step is None or self._step.workflow.ended:
+            return
+        context = self._step.context
+        tell(
+            tool_action,
+            workflow_id=context.workflow_id,
+            agent=context.agent,
+            tool=self._name,
+            event=event,
+            call_id=self._id,
+            **fields,
+        )

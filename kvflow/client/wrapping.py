@@ -1,0 +1,132 @@
+"""Running a function inside a scope without changing anything about its call.
+
+The wrapped function keeps its name, signature, kind (plain, async, generator, async generator; function or method),
+result and exceptions. The scope of a generator lasts from its first to its last item, but the context variable is set
+only while the generator's own frame runs: what it yields to does not become part of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import wrapt
+
+from kvflow.client.context import Frame
+
+F = TypeVar("F", bound=Callable[..., Any])
+OpenScope = Callable[[], AbstractContextManager[Any]]
+
+
+class ScopedFunction(wrapt.FunctionWrapper):  # type: ignore[misc,type-arg]
+    """A function in a scope. Copied and pickled as functions are: by reference."""
+
+    def __copy__(self) -> ScopedFunction:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ScopedFunction:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return self.__wrapped__.__qualname__
+
+
+def wrap(fn: F, open_scope: OpenScope) -> F:
+    """Run every call of a function in a fresh scope.
+
+    Args:
+        fn: function, method, classmethod, staticmethod or callable object; async or generator functions too.
+        open_scope: makes the context manager for one call.
+
+    Raises:
+        TypeError: ``fn`` is a class, or cannot be called.
+    """
+    target = fn.__func__ if isinstance(fn, staticmethod | classmethod) else fn
+    if inspect.isclass(target) or not callable(target):
+        raise TypeError(f"only functions and methods can be decorated, not {target!r}; decorate the method that runs")
+    if not (inspect.isroutine(target) or isinstance(target, partial)):
+        target = type(target).__call__
+
+    def call(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with open_scope():
+            return wrapped(*args, **kwargs)
+
+    async def call_async(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        with open_scope():
+            return await wrapped(*args, **kwargs)
+
+    def generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return relay(open_scope, wrapped(*args, **kwargs))
+
+    def generate_async(
+        wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return relay_async(open_scope, wrapped(*args, **kwargs))
+
+    wrapper: Callable[..., Any] = call
+    if inspect.isasyncgenfunction(target):
+        wrapper = generate_async
+    elif inspect.isgeneratorfunction(target):
+        wrapper = generate
+    elif inspect.iscoroutinefunction(target):
+        wrapper = call_async
+    return cast(F, ScopedFunction(cast(Any, fn), wrapper))
+
+
+def relay(open_scope: OpenScope, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Do as ``yield from generator`` does, with the generator in a scope."""
+    frame, scope = Frame(), open_scope()
+    with frame:
+        scope.__enter__()
+    try:
+        resume: Callable[[Any], Any] = generator.send
+        value: Any = None
+        while True:
+            with frame:
+                try:
+                    item = resume(value)
+                except StopIteration as stop:
+                    return stop.value
+            try:
+                resume, value = generator.send, (yield item)
+            except GeneratorExit:
+                with frame:
+                    generator.close()
+                raise
+            except BaseException as error:
+                resume, value = generator.throw, error
+    finally:
+        with frame:
+            scope.__exit__(None, None, None)
+
+
+async def relay_async(open_scope: OpenScope, generator: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
+    """Do for an async generator what :func:`relay` does for a generator."""
+    frame, scope = Frame(), open_scope()
+    with frame:
+        scope.__enter__()
+    try:
+        resume: Callable[[Any], Any] = generator.asend
+        value: Any = None
+        while True:
+            with frame:
+                try:
+                    item = await resume(value)
+                except StopAsyncIteration:
+                    return
+            try:
+                resume, value = generator.asend, (yield item)
+            except GeneratorExit:
+                with frame:
+                    await generator.aclose()
+                raise
+            except BaseException as error:
+                resume, value = generator.athrow, error
+    finally:
+        with frame:
+            scope.__exit__(None, None, None)

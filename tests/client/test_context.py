@@ -1,0 +1,523 @@
+"""Who is current where: nesting, tasks, threads, generators, methods."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import gc
+import inspect
+import pickle
+import threading
+import types
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import kvflow
+
+
+def agent_now() -> str | None:
+    now = kvflow.current()
+    return now.agent if now else None
+
+
+@kvflow.agent
+def module_level(x: int) -> int:
+    return x + 1
+
+
+def test_outside_a_workflow_nothing_is_current() -> None:
+    assert kvflow.current() is None
+
+
+def test_a_workflow_is_current_inside_and_gone_after() -> None:
+    with kvflow.workflow("review", id="w1") as run:
+        now = kvflow.current()
+        assert now is not None
+        assert (now.workflow_id, now.workflow_type, now.agent) == ("w1", "review", "main")
+        assert (run.id, run.type, run.parent_id) == ("w1", "review", None)
+    assert kvflow.current() is None
+
+
+def test_ids_are_fresh() -> None:
+    ids = set()
+    for _ in range(3):
+        with kvflow.workflow() as run, kvflow.step("a") as step:
+            ids |= {run.id, step.step_id}
+    assert len(ids) == 6
+
+
+def test_the_view_is_read_only() -> None:
+    with kvflow.step("a") as step, pytest.raises(AttributeError):
+        step.agent = "b"  # type: ignore[misc]
+
+
+async def test_workflow_and_step_as_async_context_managers() -> None:
+    async with kvflow.workflow("review"):
+        async with kvflow.step("a") as step:
+            assert kvflow.current() == step
+        assert agent_now() == "main"
+    assert kvflow.current() is None
+
+
+def test_nested_agents_restore_the_outer_one() -> None:
+    seen: list[str | None] = []
+
+    @kvflow.agent
+    def inner() -> None:
+        seen.append(agent_now())
+
+    @kvflow.agent("boss")
+    def outer() -> None:
+        inner()
+        seen.append(agent_now())
+
+    with kvflow.workflow():
+        outer()
+        seen.append(agent_now())
+    assert seen == ["inner", "boss", "main"]
+
+
+def test_recursion_makes_a_step_per_call() -> None:
+    steps: list[str] = []
+
+    @kvflow.agent
+    def down(n: int) -> int:
+        mine = kvflow.current()
+        assert mine
+        steps.append(mine.step_id)
+        result = n and 1 + down(n - 1)
+        assert kvflow.current() == mine
+        return result
+
+    with kvflow.workflow():
+        assert down(3) == 3
+    assert len(set(steps)) == 4
+
+
+def test_an_agent_outside_a_workflow_is_one() -> None:
+    @kvflow.agent("solo")
+    def solo() -> Any:
+        return kvflow.current()
+
+    now = solo()
+    assert (now.workflow_type, now.agent) == ("solo", "solo")
+    assert kvflow.current() is None
+
+
+def test_an_exception_restores_and_passes_unchanged() -> None:
+    error = ValueError("mine")
+
+    @kvflow.agent
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="mine") as caught, kvflow.workflow():
+        fails()
+    assert caught.value is error
+    assert error.__cause__ is None
+    assert error.__context__ is None
+    assert kvflow.current() is None
+
+
+def test_a_scope_is_for_one_use() -> None:
+    run = kvflow.workflow()
+    with run:
+        pass
+    with pytest.raises(RuntimeError, match="only once"), run:
+        pass
+
+
+def test_a_decorated_workflow_is_a_new_run_per_call() -> None:
+    @kvflow.workflow("daily")
+    def job() -> Any:
+        return kvflow.current()
+
+    first, second = job(), job()
+    assert first.workflow_type == "daily"
+    assert first.workflow_id != second.workflow_id
+
+
+async def test_gathered_agents_do_not_see_each_other() -> None:
+    @kvflow.agent
+    async def left() -> list[str | None]:
+        return [agent_now() for _ in range(5) if await asyncio.sleep(0) is None]
+
+    @kvflow.agent
+    async def right() -> list[str | None]:
+        return [agent_now() for _ in range(5) if await asyncio.sleep(0) is None]
+
+    with kvflow.workflow() as run:
+        lefts, rights = await asyncio.gather(left(), right())
+        now = kvflow.current()
+    assert (set(lefts), set(rights)) == ({"left"}, {"right"})
+    assert now is not None
+    assert now.workflow_id == run.id
+
+
+async def test_a_task_that_outlives_its_agent_and_its_workflow() -> None:
+    go = asyncio.Event()
+    seen: list[str | None] = []
+
+    async def straggler() -> None:
+        for _ in range(3):
+            seen.append(agent_now())
+            await go.wait()
+            go.clear()
+
+    with kvflow.workflow():
+        with kvflow.step("a"):
+            task = asyncio.create_task(straggler())
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.sleep(0.01)
+    go.set()
+    await asyncio.sleep(0.01)
+    go.set()
+    await task
+    assert seen == ["a", "main", None]
+
+
+async def test_a_task_made_after_the_workflow_has_none() -> None:
+    async def late() -> str | None:
+        return agent_now()
+
+    with kvflow.workflow():
+        pass
+    assert await asyncio.create_task(late()) is None
+
+
+def test_threads_get_the_context_by_carry_only() -> None:
+    with ThreadPoolExecutor(2) as pool, kvflow.workflow(), kvflow.step("a"):
+        assert pool.submit(agent_now).result() is None
+        assert pool.submit(kvflow.carry(agent_now)).result() == "a"
+
+
+def test_a_carried_function_runs_many_times_at_once() -> None:
+    barrier = threading.Barrier(4)
+
+    @kvflow.agent
+    def worker(i: int) -> tuple[int, str | None]:
+        barrier.wait(5)
+        return i, agent_now()
+
+    with ThreadPoolExecutor(4) as pool, kvflow.workflow():
+        carried = kvflow.carry(worker)
+        assert list(pool.map(carried, range(4))) == [(i, "worker") for i in range(4)]
+        assert agent_now() == "main"
+
+
+def test_carry_keeps_the_name_and_refuses_coroutines() -> None:
+    async def coroutine() -> None: ...
+
+    assert kvflow.carry(agent_now).__name__ == "agent_now"
+    with pytest.raises(TypeError, match="tasks inherit"):
+        kvflow.carry(coroutine)
+
+
+def test_a_generator_does_not_leak_into_its_consumer() -> None:
+    inside: list[str | None] = []
+
+    @kvflow.agent
+    def stream() -> Iterator[int]:
+        inside.append(agent_now())
+        yield 1
+        with kvflow.step("deeper"):
+            inside.append(agent_now())
+            yield 2
+            inside.append(agent_now())
+        inside.append(agent_now())
+        yield 3
+
+    outside: list[str | None] = []
+    with kvflow.workflow():
+        for _ in stream():
+            outside.append(agent_now())
+    assert inside == ["stream", "deeper", "deeper", "stream"]
+    assert outside == ["main"] * 3
+
+
+def test_interleaved_generators_keep_their_own() -> None:
+    @kvflow.agent
+    def one() -> Iterator[str | None]:
+        while True:
+            yield agent_now()
+
+    @kvflow.agent
+    def two() -> Iterator[str | None]:
+        while True:
+            yield agent_now()
+
+    with kvflow.workflow():
+        seen = [pair for pair, _ in zip(zip(one(), two(), strict=False), range(3), strict=False)]
+    assert seen == [("one", "two")] * 3
+
+
+def test_a_generator_is_still_a_full_generator() -> None:
+    log: list[Any] = []
+
+    @kvflow.agent
+    def talk() -> Generator[str, Any, str]:
+        try:
+            got = yield "first"
+            log.append(got)
+            try:
+                yield "second"
+            except KeyError as error:
+                log.append((error, agent_now()))
+            yield "third"
+        finally:
+            log.append(("closed", agent_now()))
+        return "result"
+
+    generator = talk()
+    assert inspect.isgenerator(generator)
+    assert next(generator) == "first"
+    assert generator.send("sent") == "second"
+    error = KeyError("thrown")
+    assert generator.throw(error) == "third"
+    with pytest.raises(StopIteration) as stop:
+        next(generator)
+    assert stop.value.value == "result"
+    assert log == ["sent", (error, "talk"), ("closed", "talk")]
+
+    log.clear()
+    generator = talk()
+    next(generator)
+    generator.close()
+    assert log == [("closed", "talk")]
+
+    def delegating() -> Any:
+        return (yield from talk())
+
+    assert list(delegating()) == ["first", "second", "third"]
+
+
+def test_a_generator_that_raises_passes_it_on() -> None:
+    @kvflow.agent
+    def stream() -> Iterator[int]:
+        yield 1
+        raise LookupError("mine")
+
+    generator = stream()
+    next(generator)
+    with pytest.raises(LookupError, match="mine"):
+        next(generator)
+    assert kvflow.current() is None
+
+
+def test_an_abandoned_generator_disturbs_nobody() -> None:
+    @kvflow.agent
+    def stream() -> Iterator[int]:
+        yield from range(10)
+
+    with kvflow.workflow("first"):
+        generator = stream()
+        next(generator)
+    with kvflow.workflow("second") as run:
+        del generator
+        gc.collect()
+        now = kvflow.current()
+        assert now is not None
+        assert now.workflow_id == run.id
+
+
+def test_a_plain_generator_with_a_workflow_inside_closed_elsewhere() -> None:
+    def undecorated() -> Generator[int, None, None]:
+        with kvflow.workflow("inner"):
+            yield 1
+
+    generator = undecorated()
+    next(generator)
+    with kvflow.workflow("second") as run:
+        generator.close()
+        now = kvflow.current()
+        assert now is not None
+        assert now.workflow_id == run.id
+    assert kvflow.current() is None
+
+
+def test_a_generator_consumed_by_several_threads() -> None:
+    @kvflow.agent
+    def stream() -> Iterator[str | None]:
+        with kvflow.step("deeper"):
+            yield agent_now()
+            yield agent_now()
+        yield agent_now()
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        generator = stream()
+        seen = [pool.submit(next, generator).result() for pool in (one, two, one)]
+        assert seen == ["deeper", "deeper", "stream"]
+        assert [pool.submit(agent_now).result() for pool in (one, two)] == [None, None]
+
+
+async def test_an_async_generator_does_not_leak_into_its_consumer() -> None:
+    @kvflow.agent
+    async def stream() -> AsyncIterator[str | None]:
+        for _ in range(2):
+            await asyncio.sleep(0)
+            yield agent_now()
+
+    outside: list[str | None] = []
+    with kvflow.workflow():
+        generator = stream()
+        assert isinstance(generator, types.AsyncGeneratorType)
+        inside = []
+        async for item in generator:
+            inside.append(item)
+            outside.append(agent_now())
+    assert (inside, outside) == (["stream"] * 2, ["main"] * 2)
+
+
+async def test_an_async_generator_is_still_a_full_one() -> None:
+    log: list[Any] = []
+
+    @kvflow.agent
+    async def talk() -> AsyncGenerator[str, Any]:
+        try:
+            log.append((yield "first"))
+            try:
+                yield "second"
+            except KeyError:
+                log.append(agent_now())
+            yield "third"
+        finally:
+            await asyncio.sleep(0)
+            log.append("closed")
+
+    generator = talk()
+    assert await anext(generator) == "first"
+    assert await generator.asend("sent") == "second"
+    assert await generator.athrow(KeyError("x")) == "third"
+    await generator.aclose()
+    assert log == ["sent", "talk", "closed"]
+    assert agent_now() is None
+
+
+async def test_cancelling_an_agent_passes_through() -> None:
+    @kvflow.agent
+    async def sleeper() -> None:
+        await asyncio.sleep(10)
+
+    with kvflow.workflow():
+        task = asyncio.create_task(sleeper())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert agent_now() == "main"
+
+
+class Crew:
+    """Methods of every kind, decorated in both orders where there are two."""
+
+    tag = "crew"
+
+    @kvflow.agent("method")
+    def method(self) -> tuple[Any, str | None]:
+        return self.tag, agent_now()
+
+    @kvflow.agent("a_method")
+    async def a_method(self) -> tuple[Any, str | None]:
+        return self.tag, agent_now()
+
+    @kvflow.agent("static")
+    @staticmethod
+    def static(x: int) -> tuple[Any, str | None]:
+        return x, agent_now()
+
+    @staticmethod
+    @kvflow.agent("static2")
+    def static2(x: int) -> tuple[Any, str | None]:
+        return x, agent_now()
+
+    @kvflow.agent("klass")
+    @classmethod
+    def klass(cls) -> tuple[Any, str | None]:
+        return cls.tag, agent_now()
+
+    @classmethod
+    @kvflow.agent("klass2")
+    async def klass2(cls) -> tuple[Any, str | None]:
+        return cls.tag, agent_now()
+
+    @kvflow.agent("called")
+    def __call__(self) -> str | None:
+        return agent_now()
+
+
+async def test_methods_of_every_kind() -> None:
+    crew = Crew()
+    assert inspect.iscoroutinefunction(crew.a_method)
+    assert inspect.iscoroutinefunction(Crew.klass2)
+    assert inspect.ismethod(crew.method)
+    assert crew.method() == ("crew", "method")
+    assert Crew.method(crew) == ("crew", "method")
+    assert await crew.a_method() == ("crew", "a_method")
+    assert Crew.static(1) == crew.static(1) == (1, "static")
+    assert Crew.static2(2) == crew.static2(2) == (2, "static2")
+    assert Crew.klass() == crew.klass() == ("crew", "klass")
+    assert await Crew.klass2() == await crew.klass2() == ("crew", "klass2")
+    assert crew() == "called"
+
+
+async def test_callable_objects_and_partials() -> None:
+    class Runner:
+        async def __call__(self, x: int) -> tuple[int, str | None]:
+            await asyncio.sleep(0)
+            return x, agent_now()
+
+    assert await kvflow.agent(Runner())(1) == (1, "Runner")
+    assert kvflow.agent("p")(functools.partial(lambda x: (x, agent_now()), 2))() == (2, "p")
+
+
+@pytest.mark.parametrize(
+    "decorate", [kvflow.agent, kvflow.agent("x"), kvflow.tool, kvflow.tool("x"), kvflow.workflow()]
+)
+def test_decorators_change_nothing_but_the_context(decorate: Any) -> None:
+    def plain(a: int, *, b: str = "b") -> str:
+        """Doc."""
+        return f"{a}{b}"
+
+    async def coroutine() -> None: ...
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def agenerator() -> AsyncIterator[int]:
+        yield 1
+
+    wrapped = decorate(plain)
+    assert wrapped(1, b="c") == "1c"
+    assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == ("plain", "Doc.", plain)
+    assert inspect.signature(wrapped) == inspect.signature(plain)
+    assert inspect.getfullargspec(wrapped).kwonlyargs == ["b"]
+    assert inspect.isfunction(wrapped)
+    assert inspect.iscoroutinefunction(decorate(coroutine))
+    assert inspect.isgeneratorfunction(decorate(generator))
+    assert inspect.isasyncgenfunction(decorate(agenerator))
+    assert copy.deepcopy(wrapped) is copy.copy(wrapped) is wrapped
+    with pytest.raises(TypeError):
+        wrapped()
+
+
+def test_a_decorated_function_pickles_by_reference() -> None:
+    assert pickle.loads(pickle.dumps(module_level)) is module_level
+
+
+def test_misuse_is_told_at_once() -> None:
+    with pytest.raises(TypeError, match="decorate the method"):
+        kvflow.agent(Crew)
+    with pytest.raises(TypeError, match=r"@kvflow\.workflow\(\)"):
+        kvflow.workflow(agent_now)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="list of names"):
+        kvflow.agent("a", tools="search")(agent_now)
+    with pytest.raises(ValueError, match="reserved"):
+        kvflow.agent("END")(agent_now)
+    with pytest.raises(ValueError, match="fixed_prompt_messages"):
+        kvflow.agent("a", fixed_prompt_messages=-1)(agent_now)
+    with pytest.raises(ValueError, match="expected_s"):
+        kvflow.tool("t", expected_s=0)(agent_now)

@@ -1,0 +1,64 @@
+"""The public face: what it has, and what importing it costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvflow
+
+SLOW = "networkx torch sglang openai httpx pydantic wrapt"
+
+
+def run(program: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(kvflow.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout.strip()
+
+
+def test_names_are_reachable() -> None:
+    for name in set(kvflow.__all__) - {"START", "END", "AgentStepGraph"}:
+        assert getattr(kvflow, name) is getattr(kvflow, name)
+    assert set(kvflow.__all__) <= set(dir(kvflow))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = kvflow.no_such_name  # type: ignore[attr-defined]
+
+
+def test_graph_names_are_reachable() -> None:
+    graph = pytest.importorskip("kvflow.graph", exc_type=ImportError)
+    assert (kvflow.START, kvflow.END, kvflow.AgentStepGraph) == (graph.START, graph.END, graph.AgentStepGraph)
+
+
+def test_importing_is_fast_and_imports_nothing_slow() -> None:
+    program = f"""
+import sys, time
+began = time.process_time()
+import kvflow
+took = time.process_time() - began
+assert not set({SLOW.split()!r}) & set(sys.modules), "kvflow imports something slow"
+kvflow.agent
+assert not set("networkx torch sglang openai httpx".split()) & set(sys.modules), "kvflow.agent imports something slow"
+print(took)
+"""
+    assert float(run(program)) < 0.15
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert kvflow.__version__ == run("import kvflow; print(kvflow.__version__)")
+
+
+def test_the_library_is_silent_without_logging_set_up() -> None:
+    program = """
+import kvflow
+kvflow.configure(url="http://127.0.0.1:9")
+with kvflow.workflow(graph="no/such/file"), kvflow.step("x" * 1000):
+    kvflow.extra_body()
+kvflow.flush()
+"""
+    assert run(program + "\nprint('done')") == "done"

@@ -1,0 +1,448 @@
+"""Facts between requests: what is told, in which order, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvflow
+from kvflow.client import outbox
+from kvflow.client.server import Server
+from kvflow.hints import decode_envelope
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator
+
+    from tests.client.conftest import Peer
+
+
+def told(peer: Peer) -> list[tuple[str, ...]]:
+    """Everything the server heard, in order, in short."""
+    assert kvflow.flush()
+    return [
+        (fact["tool"], fact["event"]) if "tool" in fact else (fact["agent"], fact.get("event", "start"))
+        for fact in peer.facts
+    ]
+
+
+def run(program: str, **variables: str) -> None:
+    """Run a program in a process of its own; its servers are trusted, for a busy machine may answer late."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(kvflow.__file__).parents[1]),
+        "KVFLOW_HINTS": "always",
+        **variables,
+    }
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, check=True, timeout=60)
+
+
+def test_the_life_of_a_workflow_in_order(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+
+    @kvflow.tool("search", expected_s=40)
+    def search() -> None: ...
+
+    @kvflow.agent
+    def planner() -> None:
+        ask(client)
+        search()
+        ask(client)
+
+    @kvflow.agent
+    def critic() -> None:
+        ask(client)
+
+    with kvflow.workflow("review") as run:
+        planner()
+        critic()
+    assert told(peer) == [
+        ("planner", "start"),
+        ("search", "start"),
+        ("search", "end"),
+        ("planner", "start"),
+        ("planner", "end"),
+        ("critic", "start"),
+        ("critic", "end"),
+        ("END", "start"),
+    ]
+    assert peer.facts[-1] == {"workflow_id": run.id, "workflow_type": "review", "agent": "END", "final": True}
+    start, end = (fact for fact in peer.facts if "tool" in fact)
+    assert start == {"event": "start", "expected_s": 40, **{key: end[key] for key in end if key != "event"}}
+    assert (start["workflow_id"], start["agent"]) == (run.id, "planner")
+    for request in peer.to("/events"):
+        decode_envelope(request.body)
+
+
+@pytest.mark.usefixtures("lingering")
+def test_pending_facts_ride_on_the_next_request(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow():
+        with kvflow.step("a"):
+            ask(client)
+        with kvflow.step("b"):
+            ask(client)
+    riding = [(fact["agent"], fact.get("event")) for fact in peer.llm[1].payloads]
+    assert riding == [("a", "end"), ("b", None)]
+    assert not peer.to("/events")
+
+
+@pytest.mark.usefixtures("lingering")
+def test_facts_ride_with_their_own_workflow_only(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow("first"):
+        with kvflow.workflow("other"), kvflow.step("theirs"):
+            pass
+        with kvflow.step("ours"):
+            pass
+        ask(client)
+    assert [fact["agent"] for fact in peer.llm[0].payloads] == ["ours", "main"]
+    assert kvflow.flush()
+    assert [fact["agent"] for fact in peer.to("/events")[0].payloads] == ["theirs", "END", "END"]
+
+
+@pytest.mark.usefixtures("lingering")
+def test_at_most_32_facts_ride(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow():
+        for i in range(40):
+            with kvflow.step(str(i)):
+                pass
+        ask(client)
+    assert [fact["agent"] for fact in peer.llm[0].payloads] == [str(i) for i in range(32)] + ["main"]
+    assert kvflow.flush()
+    assert [fact["agent"] for fact in peer.to("/events")[0].payloads] == [str(i) for i in range(32, 40)] + ["END"]
+
+
+def test_facts_are_posted_without_being_asked_for(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    for count in (1, 2):
+        with kvflow.workflow():
+            pass
+        deadline = time.monotonic() + 10
+        while len(peer.facts) < count and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert [fact["agent"] for fact in peer.facts] == ["END"] * count
+        time.sleep(0.1)  # the thread has gone to sleep
+
+
+@pytest.mark.usefixtures("lingering")
+def test_facts_are_posted_together_64_at_a_time(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow():
+        for _ in range(99):
+            with kvflow.step("a"):
+                pass
+    assert kvflow.flush()
+    assert [len(request.actions) for request in peer.to("/events")] == [64, 36]
+
+
+def test_the_order_of_a_process_is_kept_under_threads(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    def work(name: str) -> None:
+        with kvflow.workflow(name):
+            for i in range(50):
+                with kvflow.step(str(i)):
+                    pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, "abcd"))
+    assert kvflow.flush()
+    for name in "abcd":
+        agents = [fact["agent"] for fact in peer.facts if fact["workflow_type"] == name]
+        assert agents == [str(i) for i in range(50)] + ["END"]
+
+
+def test_facts_and_requests_of_busy_threads_lose_nothing(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+
+    def work(name: str) -> None:
+        with kvflow.workflow(name):
+            for i in range(10):
+                with kvflow.step(str(i)):
+                    ask(client)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, "abcd"))
+    assert kvflow.flush()
+    ends = [(f["workflow_type"], f["agent"]) for f in peer.facts if f.get("event") == "end" or f["agent"] == "END"]
+    assert sorted(ends) == sorted((name, agent) for name in "abcd" for agent in [*map(str, range(10)), "END"])
+
+
+@pytest.mark.parametrize("how", ["raise", "return"])
+def test_steps_tools_and_workflows_end_however_they_end(peer: Peer, how: str) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.tool
+    def use() -> None:
+        if how == "raise":
+            raise LookupError
+
+    @kvflow.agent
+    def work() -> None:
+        use()
+
+    try:
+        with kvflow.workflow():
+            work()
+    except LookupError:
+        assert how == "raise"
+    assert told(peer) == [("use", "start"), ("use", "end"), ("work", "end"), ("END", "start")]
+
+
+def test_an_agent_on_its_own_ends_its_workflow(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.agent(final=True)
+    def solo() -> None: ...
+
+    solo()
+    assert told(peer) == [("solo", "end"), ("END", "start")]
+    end, finish = peer.facts
+    assert end["workflow_id"] == finish["workflow_id"]
+    assert end["final"] is True
+    assert finish["workflow_type"] == "solo"
+
+
+def test_a_tool_outside_a_workflow_is_nobodys_business(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.tool
+    def search() -> int:
+        return 1
+
+    assert search() == 1
+    assert told(peer) == []
+
+
+async def test_parallel_tool_calls_are_told_apart(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.tool
+    async def fetch(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return seconds
+
+    async with kvflow.workflow(), kvflow.step("a"):
+        assert await asyncio.gather(fetch(0.02), fetch(0)) == [0.02, 0]
+    assert kvflow.flush()
+    calls = [(fact["call_id"], fact["event"]) for fact in peer.facts if "tool" in fact]
+    first, second = calls[0][0], calls[1][0]
+    assert calls == [(first, "start"), (second, "start"), (second, "end"), (first, "end")]
+
+
+def test_a_tool_that_is_a_generator_lasts_as_long_as_it_is_read(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.tool
+    def rows() -> Generator[int, None, None]:
+        yield 1
+        yield 2
+
+    with kvflow.workflow():
+        generator = rows()
+        with kvflow.step("before"):
+            pass
+        next(generator)
+        with kvflow.step("during"):
+            pass
+        generator.close()
+    assert told(peer) == [
+        ("before", "end"),
+        ("rows", "start"),
+        ("during", "end"),
+        ("rows", "end"),
+        ("END", "start"),
+    ]
+
+
+async def test_an_abandoned_async_generator_ends_its_step(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.agent
+    async def stream() -> AsyncIterator[int]:
+        for i in range(10):
+            yield i
+
+    async with kvflow.workflow():
+        async for _ in stream():
+            break
+        await asyncio.sleep(0.01)
+    assert told(peer) == [("stream", "end"), ("END", "start")]
+
+
+async def test_what_goes_on_after_the_end_is_not_told(peer: Peer, async_sdk: Any) -> None:
+    client = kvflow.instrument(async_sdk(peer))
+    go = asyncio.Event()
+
+    @kvflow.tool
+    async def slow() -> None:
+        await go.wait()
+
+    @kvflow.agent
+    async def worker() -> None:
+        await slow()
+        await client.chat.completions.create(model="m", messages=[])
+
+    async with kvflow.workflow():
+        task = asyncio.create_task(worker())
+        await asyncio.sleep(0)
+    go.set()
+    await task
+    assert told(peer) == [("slow", "start"), ("END", "start")]
+    assert "kv_hints" not in peer.llm[0].body
+
+
+def test_every_server_hears_every_fact(peer: Peer, make_peer: Any, plain: Peer, sdk: Any, ask: Any) -> None:
+    other = make_peer()
+    kvflow.configure(url=f"{other.url}/v1/")
+    kvflow.instrument(sdk(plain))
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow(), kvflow.step("a"):
+        ask(client)
+    assert told(peer) == [("a", "start"), ("a", "end"), ("END", "start")]
+    assert told(other) == [("a", "end"), ("END", "start")]
+    assert {request.path for request in plain.received} == {"/kvflow/v1/status"}
+
+
+def test_a_full_queue_drops_the_oldest(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_PENDING", 10)
+    peer.delays_s["/kvflow/v1/status"] = 0.1
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow():
+        for i in range(20):
+            with kvflow.step(str(i)):
+                pass
+    assert kvflow.flush()
+    assert [fact["agent"] for fact in peer.facts] == [str(i) for i in range(11, 20)] + ["END"]
+    assert outbox.outbox().dropped_facts == 11
+
+
+def test_a_server_that_swallows_facts_costs_nothing(peer: Peer) -> None:
+    peer.delays_s["/kvflow/v1/events"] = 60
+    kvflow.configure(url=peer.url)
+    began = time.monotonic()
+    with kvflow.workflow():
+        for _ in range(200):
+            with kvflow.step("a"):
+                pass
+    assert time.monotonic() - began < 4
+    assert kvflow.flush(0.1) is False
+
+
+def test_a_server_that_fails_is_left_alone_for_a_while(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    peer.statuses["/kvflow/v1/events"] = [404]
+    with kvflow.workflow():
+        ask(client)
+    assert kvflow.flush()
+    with kvflow.workflow():
+        ask(client)
+    assert kvflow.flush()
+    assert "kv_hints" not in peer.llm[1].body
+    assert len(peer.to("/events")) == 1
+    server = outbox.outbox().server(peer.url)
+    server._ask_at_s = 0  # half a minute later
+    while server.speaks().known is False:
+        time.sleep(0.005)
+    with kvflow.workflow():
+        ask(client)
+    assert told(peer)[-1] == ("END", "start")
+    assert peer.llm[2].actions
+
+
+def test_facts_the_server_refuses_do_not_silence_it(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    peer.statuses["/kvflow/v1/events"] = [400, 400]
+    for _ in range(2):
+        with kvflow.workflow():
+            ask(client)
+        assert kvflow.flush()
+    with kvflow.workflow():
+        ask(client)
+    assert peer.llm[2].actions
+    assert [record.levelname for record in caplog.records if "refuses" in record.message].count("WARNING") == 1
+
+
+def test_no_server_no_thread() -> None:
+    before = set(threading.enumerate())
+    with kvflow.workflow(), kvflow.step("a"):
+        pass
+    assert kvflow.flush()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_fact_that_cannot_be_built_is_no_error(peer: Peer, caplog: Any) -> None:
+    kvflow.configure(url=peer.url)
+    for _ in range(2):
+        with kvflow.workflow(), kvflow.step("x" * 1000):
+            pass
+    assert told(peer) == [("END", "start")] * 2
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
+
+
+def test_the_last_facts_leave_with_the_process(peer: Peer) -> None:
+    program = "import kvflow\nwith kvflow.workflow(id='last'): pass"
+    run(program, KVFLOW_URL=peer.url, KVFLOW_API_KEY="sk-env")
+    assert [fact["workflow_id"] for fact in peer.facts] == ["last"]
+    assert {request.headers["authorization"] for request in peer.received} == {"Bearer sk-env"}
+
+
+def test_a_process_ends_in_time_though_the_server_does_not_answer(peer: Peer) -> None:
+    peer.delays_s["/kvflow/v1/events"] = 60
+    program = "import kvflow\nwith kvflow.workflow(): pass\nkvflow.flush(0.3)"  # by now it is being posted
+    began = time.monotonic()
+    run(program, KVFLOW_URL=peer.url)
+    assert time.monotonic() - began < 15
+    assert peer.to("/events")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_tells_its_own_facts(peer: Peer) -> None:
+    program = """
+import os, kvflow
+with kvflow.workflow(id="parent"):
+    kvflow.flush()
+    with kvflow.step("before"):
+        pass
+    child = os.fork()
+    if child == 0:
+        with kvflow.workflow(id="child"):
+            pass
+        os._exit(0 if kvflow.flush() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert kvflow.flush()
+"""
+    run(program, KVFLOW_URL=peer.url)
+    ends = [(fact["workflow_id"], fact["agent"], fact.get("parent_workflow_id")) for fact in peer.facts]
+    assert sorted(ends) == [("child", "END", "parent"), ("parent", "END", None), ("parent", "before", None)]
+
+
+def test_a_finalizer_may_end_a_step_while_our_locks_are_held(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    def finalize() -> None:
+        with box._changed, server._lock, kvflow.step("a"):
+            pass
+
+    box = outbox.outbox()
+    server = box.server(peer.url)
+    thread = threading.Thread(target=finalize, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_server_closes_its_connections(peer: Peer) -> None:
+    server = Server(peer.url)
+    assert server.speaks().wait()
+    server.close()

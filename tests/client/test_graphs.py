@@ -1,0 +1,116 @@
+"""Declaring the agent step graph of a workflow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvflow
+from kvflow.client import scopes
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Peer
+
+GRAPH = {"name": "review", "agents": {"a": {}}, "edges": [["START", "a"], ["a", "END"]]}
+
+
+def test_a_graph_is_declared_once_before_the_first_hint(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    for _ in range(3):
+        with kvflow.workflow("code review/x", graph=GRAPH):
+            ask(client)
+    (put,) = (request for request in peer.received if request.method == "PUT")
+    assert put.path == "/kvflow/v1/graphs/code%20review%2Fx"
+    assert put.body == GRAPH
+    assert peer.received.index(put) < peer.received.index(peer.llm[0])
+    assert all(request.actions for request in peer.llm)
+
+
+def test_another_content_is_declared_again(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    for graph in (GRAPH, GRAPH | {"edges": [["START", "a"]]}, GRAPH):
+        with kvflow.workflow("review", graph=graph):
+            ask(client)
+    assert len([request for request in peer.received if request.method == "PUT"]) == 3
+
+
+def test_every_server_gets_the_graph(peer: Peer, make_peer: Any, sdk: Any, ask: Any) -> None:
+    other = make_peer()
+    first, second = kvflow.instrument(sdk(peer)), kvflow.instrument(sdk(other))
+    with kvflow.workflow("review", graph=GRAPH):
+        ask(first)
+        ask(second)
+    for one in (peer, other):
+        order = [request.method for request in one.received if request.method == "PUT" or request in one.llm]
+        assert order == ["PUT", "POST"]
+
+
+def test_the_first_request_waits_for_the_graph(peer: Peer, sdk: Any, ask: Any) -> None:
+    peer.delays_s["/kvflow/v1/graphs/review"] = 0.1
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow("review", graph=GRAPH):
+        ask(client)
+    assert peer.llm[0].at_s - peer.to("/review")[0].at_s > 0.09
+
+
+async def test_the_first_async_request_waits_for_the_graph(peer: Peer, async_sdk: Any) -> None:
+    peer.delays_s["/kvflow/v1/graphs/review"] = 0.1
+    client = kvflow.instrument(async_sdk(peer))
+    async with kvflow.workflow("review", graph=GRAPH):
+        await client.chat.completions.create(model="m", messages=[])
+    assert peer.llm[0].at_s - peer.to("/review")[0].at_s > 0.09
+
+
+async def test_async_and_as_a_decorator(peer: Peer, async_sdk: Any) -> None:
+    client = kvflow.instrument(async_sdk(peer))
+
+    @kvflow.workflow("review", graph=GRAPH)
+    async def job() -> None:
+        await client.chat.completions.create(model="m", messages=[])
+
+    await job()
+    await job()
+    methods = [request.method for request in peer.received if request.method == "PUT" or request in peer.llm]
+    assert methods == ["PUT", "POST", "POST"]
+
+
+def test_a_server_without_kvflow_gets_no_graph(plain: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(plain))
+    for _ in range(2):
+        with kvflow.workflow("review", graph=GRAPH):
+            ask(client)
+    assert {request.method for request in plain.received} == {"GET", "POST"}
+    assert len(plain.to("/status")) == 1
+
+
+def test_a_graph_the_server_refuses_is_no_reason_not_to_hint(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:
+    peer.statuses["/kvflow/v1/graphs/review"] = 422
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow("review", graph=GRAPH):
+        ask(client)
+    assert peer.llm[0].actions
+    assert "refuses" in caplog.text
+
+
+def test_a_graph_that_cannot_be_read_is_logged(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow("review", graph="no/such/file.yaml"):
+        ask(client)
+    assert peer.llm[0].actions
+    assert "'review' could not be read" in caplog.text
+
+
+def test_graph_objects_and_files(peer: Peer, sdk: Any, ask: Any, tmp_path: Any) -> None:
+    graph = pytest.importorskip("kvflow.graph", exc_type=ImportError)
+    client = kvflow.instrument(sdk(peer))
+    flow = kvflow.AgentStepGraph("review").edge(kvflow.START, "a").edge("a", kvflow.END)
+    path = tmp_path / "review.json"
+    path.write_text(graph.dumps_json(flow))
+    with kvflow.workflow("one", graph=flow):
+        ask(client)
+    with kvflow.workflow("two", graph=path):
+        ask(client)
+    puts = [request.body for request in peer.received if request.method == "PUT"]
+    assert puts == [graph.to_dict(flow)] * 2
+    assert (scopes.START, scopes.END) == (kvflow.START, kvflow.END)

@@ -1,0 +1,236 @@
+"""Which servers are hinted, how that is found out, and what the finding out costs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvflow
+from kvflow.client import outbox, server
+from kvflow.client.answer import Answer
+from kvflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Peer
+
+STATUS = "/kvflow/v1/status"
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """A server that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers have one second to answer, not ten."""
+    monkeypatch.setattr(server, "ASK_TIMEOUT_S", 1)
+
+
+def refresh(peer: Peer) -> None:
+    """Let the time pass after which an old no is looked into, and wait for the yes."""
+    asked = outbox.outbox().server(peer.url)
+    asked._ask_at_s = 0
+    while asked.speaks().known is False:
+        time.sleep(0.005)
+
+
+def test_a_server_is_asked_once_and_not_before_the_first_use(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    assert not peer.received
+    for _ in range(3):
+        with kvflow.workflow():
+            ask(client)
+    assert kvflow.flush()
+    assert len(peer.to("/status")) == 1
+
+
+def test_a_no_is_looked_into_again_in_the_background(plain: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(plain))
+    with kvflow.workflow():
+        ask(client)
+        ask(client)
+        assert len(plain.to("/status")) == 1
+        plain.speaks = True
+        refresh(plain)
+        ask(client)
+    assert [bool(request.actions) for request in plain.llm] == [False, False, True]
+
+
+def test_looking_again_holds_nobody_up(plain: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(plain))
+    with kvflow.workflow():
+        ask(client)
+        plain.delays_s[STATUS] = 5
+        outbox.outbox().server(plain.url)._ask_at_s = 0
+        began = time.monotonic()
+        ask(client)
+        assert time.monotonic() - began < 4
+
+
+def test_a_page_for_every_path_is_no_kvflow(peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from http.server import BaseHTTPRequestHandler
+
+    def html(self: BaseHTTPRequestHandler, keyword: str, value: str) -> None:
+        original(self, keyword, "text/html" if keyword == "Content-Type" and "status" in self.path else value)
+
+    original = BaseHTTPRequestHandler.send_header
+    monkeypatch.setattr(BaseHTTPRequestHandler, "send_header", html)
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow():
+        ask(client)
+    assert "kv_hints" not in peer.llm[0].body
+
+
+@pytest.mark.usefixtures("second")
+def test_a_silent_status_delays_the_program_once(peer: Peer, sdk: Any, ask: Any) -> None:
+    peer.delays_s[STATUS] = 60
+    client = kvflow.instrument(sdk(peer))
+    began = time.monotonic()
+    with kvflow.workflow():
+        for _ in range(5):
+            ask(client)
+    assert 0.9 < time.monotonic() - began < 4  # each time would make 5
+    assert not any("kv_hints" in request.body for request in peer.llm)
+
+
+def test_waiting_for_an_answer_is_bounded_as_a_whole() -> None:
+    late = threading.Event()
+    answer = Answer(late.wait, 1)
+    began = time.monotonic()
+    assert [answer.wait() for _ in range(5)] == [False] * 5
+    assert 0.9 < time.monotonic() - began < 1.9
+    late.set()
+    while answer.known is None:
+        time.sleep(0.005)
+    assert answer.wait() is True
+
+
+def test_a_question_that_fails_is_a_no(caplog: pytest.LogCaptureFixture) -> None:
+    assert Answer(lambda: 1 / 0 > 0, 10).wait() is False
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.usefixtures("second")
+async def test_a_silent_status_never_blocks_the_loop(peer: Peer, async_sdk: Any) -> None:
+    peer.delays_s[STATUS] = 60
+    client = kvflow.instrument(async_sdk(peer))
+    gaps: list[float] = []
+
+    async def heartbeat() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.005)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    beat = asyncio.create_task(heartbeat())
+    began = time.monotonic()
+    async with kvflow.workflow():
+        asked = [client.chat.completions.create(model="m", messages=[]) for _ in range(10)]
+        await asyncio.gather(*asked)
+        await client.chat.completions.create(model="m", messages=[])
+    took = time.monotonic() - began
+    beat.cancel()
+    assert 0.9 < took < 1.9  # one after the other would make 2
+    assert max(gaps) < 0.8
+    assert len(peer.to("/status")) == 1
+
+
+async def test_giving_up_on_a_request_while_the_server_is_asked(peer: Peer, async_sdk: Any) -> None:
+    peer.delays_s[STATUS] = 0.1
+    client = kvflow.instrument(async_sdk(peer))
+    async with kvflow.workflow():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.chat.completions.create(model="m", messages=[]), 0.02)
+        await client.chat.completions.create(model="m", messages=[])
+    assert [bool(request.actions) for request in peer.llm] == [True]
+
+
+@pytest.mark.usefixtures("second")
+def test_a_black_hole_for_facts_costs_nothing(black_hole: str) -> None:
+    kvflow.configure(url=black_hole)
+    began = time.monotonic()
+    for _ in range(20):
+        with kvflow.workflow(graph={"edges": []}), kvflow.step("a"):
+            pass
+    assert time.monotonic() - began < 0.9
+    assert kvflow.flush(5) is True  # given up
+
+
+def test_a_server_that_is_not_there(sdk: Any, ask: Any, peer: Peer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+        url = f"http://127.0.0.1:{closing.getsockname()[1]}"
+    kvflow.configure(url=url)
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow():
+        ask(client)
+    assert kvflow.flush()
+    assert peer.llm[0].actions
+
+
+def test_hints_off(peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFLOW_HINTS", "off")
+    monkeypatch.setenv("KVFLOW_URL", peer.url)
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow(graph={"edges": []}), kvflow.step("a"):
+        assert kvflow.current()
+        assert kvflow.extra_body({"x": 1}) == {"x": 1}
+        ask(client)
+    assert kvflow.flush()
+    assert [request.path for request in peer.received] == ["/v1/chat/completions"]
+    assert "kv_hints" not in peer.llm[0].body
+
+
+def test_hints_always(plain: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFLOW_HINTS", "always")
+    client = kvflow.instrument(sdk(plain))
+    with kvflow.workflow():
+        with pytest.raises(Exception, match="Unrecognized"):
+            ask(client)
+        assert not plain.to("/status")
+    assert kvflow.flush()
+    with kvflow.workflow(), pytest.raises(Exception, match="Unrecognized"):
+        ask(client)
+
+
+def test_configure_changes_the_mode_later(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    kvflow.configure(hints="off")
+    with kvflow.workflow():
+        ask(client)
+        kvflow.configure(hints="always")
+        ask(client)
+    assert [bool(request.actions) for request in peer.llm] == [False, True]
+    assert not peer.to("/status")
+
+
+def test_wrong_settings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("KVFLOW_HINTS", "sometimes")
+    assert outbox.outbox().settings.hints == "auto"
+    assert "sometimes" in caplog.text
+    with pytest.raises(ConfigError, match="one of always, auto, off"):
+        kvflow.configure(hints="never")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_the_root_of_a_server(end: str) -> None:
+    assert outbox.outbox().server("http://host:1/gateway" + end).root == "http://host:1/gateway"
+
+
+def test_a_server_behind_a_path(peer: Peer, sdk: Any, ask: Any) -> None:
+    peer.statuses["/gateway/kvflow/v1/status"] = 200
+    client = kvflow.instrument(sdk(peer, base_url=f"{peer.url}/gateway/v1"))
+    with kvflow.workflow():
+        ask(client)
+    assert peer.llm[0].path == "/gateway/v1/chat/completions"
+    assert peer.llm[0].actions
