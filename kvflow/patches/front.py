@@ -54,14 +54,14 @@ class Front:
             the envelope that travels on with the request, or None if its hints were malformed and we are lenient.
 
         Raises:
-            HintDecodeError: the hints are malformed and ``hints.strict`` is set.
+            HintDecodeError: the hints are malformed and ``intake.strict`` is set.
         """
         envelope = msgspec.to_builtins(envelope)
         try:
             decoded = decode_envelope(envelope)
         except HintDecodeError as error:
             self.malformed += 1
-            if self.settings.hints.strict:
+            if self.settings.intake.strict:
                 raise
             logger.debug("request runs without its hints: %s", error)
             return None

@@ -34,7 +34,7 @@ def request(self: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
     """Take the facts of a request (hook before ``TokenizerManager.generate_request``).
 
     Raises:
-        HintDecodeError: the hints are malformed and ``hints.strict`` is set.
+        HintDecodeError: the hints are malformed and ``intake.strict`` is set.
     """
     hints = getattr(obj, "kv_hints", None)
     if hints is None:
@@ -49,7 +49,7 @@ def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
     Runs in a thread pool, so it only prepares the envelope; :func:`request` takes the facts.
 
     Raises:
-        HintDecodeError: the hints are malformed and ``hints.strict`` is set.
+        HintDecodeError: the hints are malformed and ``intake.strict`` is set.
     """
     adapted, _ = result
     hints = _carry(adapted, raw_request)
@@ -80,7 +80,7 @@ def _carry(adapted: Any, raw_request: Any) -> dict[str, Any] | None:
 
 
 def _strict() -> bool:
-    return config.load().hints.strict
+    return config.load().intake.strict
 
 
 def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: Any) -> dict[str, Any]:

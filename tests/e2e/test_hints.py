@@ -180,7 +180,7 @@ def test_metrics_carry_our_series(server: Any) -> None:
 
 
 def test_a_lenient_server_generates_without_the_bad_hints(start: Callable[..., Any]) -> None:
-    with start("--enable-kvflow", "--max-total-tokens", "2048", env={"KVFLOW_HINTS__STRICT": "false"}) as server:
+    with start("--enable-kvflow", "--max-total-tokens", "2048", env={"KVFLOW_INTAKE__STRICT": "false"}) as server:
         assert server.generate("hello", kv_hints=BAD)["output_ids"]
         response = server.client.post("/v1/chat/completions", json=chat_body("w") | {"kv_hints": BAD})
         assert response.status_code == 200

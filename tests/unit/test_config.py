@@ -54,4 +54,4 @@ def test_an_unknown_key_in_the_file_is_an_error(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_value_out_of_range_is_an_error() -> None:
     with pytest.raises(ConfigError, match="max_workflows"):
-        config.load({"hints": {"max_workflows": 0}})
+        config.load({"intake": {"max_workflows": 0}})

@@ -147,14 +147,14 @@ def test_an_idle_workflow_is_taken_for_dead_but_a_living_child_keeps_its_parent(
 
 
 def test_too_many_workflows_drop_the_one_idle_for_longest(clock: Clock) -> None:
-    plane = ControlPlane(Settings(hints={"max_workflows": 2}), clock)
+    plane = ControlPlane(Settings(intake={"max_workflows": 2}), clock)
     take(plane, step("a", "w1"), step("a", "w2"), step("b", "w1"))
     _, updates = take(plane, step("a", "w3"))
     assert [update.workflow_id for update in updates if update.retired] == ["w2"]
 
 
 def test_too_many_agents_are_rejected_with_the_reason(clock: Clock) -> None:
-    plane = ControlPlane(Settings(hints={"max_agents": 2}), clock)
+    plane = ControlPlane(Settings(intake={"max_agents": 2}), clock)
     outcomes, _ = take(plane, step("a"), step("b"), step("c"))
     assert outcomes[-1].status is Status.REJECTED
     assert "max_agents" in outcomes[-1].reason

@@ -1,0 +1,194 @@
+"""Choosing the CPU engine, its defaults, what it refuses, and its cheaper attention."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvflow.errors import UnsupportedEngineError
+from kvflow.patches import cpu
+from kvflow.patches.cpu.attention import attend, extend_new_rows
+from kvflow.patches.cpu.launch import bind_list, cpu_engine_environment, log_tail
+from kvflow.patches.cpu.model import build_model
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.parametrize(("value", "wanted"), [("1", True), ("on", True), ("True", True), ("0", False), ("", False)])
+def test_the_engine_is_chosen_by_one_variable(monkeypatch: pytest.MonkeyPatch, value: str, wanted: bool) -> None:
+    monkeypatch.setenv(cpu.ENGINE_VARIABLE, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    platform = "kvflow.patches.cpu.platform:KvflowCpuPlatform"
+    assert cpu.wanted() is wanted
+    assert cpu.activate() == (platform if wanted else None)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if wanted else "0")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("KVFLOW_CPU_LINK_BYTES_PER_S", "fast"), ("SGLANG_USE_CPU_ENGINE", "1")]
+)
+def test_a_contradiction_ends_the_import_of_sglang_with_one_readable_line(variable: str, value: str) -> None:
+    environment = os.environ | {cpu.ENGINE_VARIABLE: "1", variable: value}
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import sglang"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("kvflow: cannot start the CPU engine")
+    assert variable in last
+
+
+def arguments(model: Path, **changed: Any) -> SimpleNamespace:
+    defaults: dict[str, Any] = {
+        "model_path": str(model),
+        "trust_remote_code": False,
+        "revision": None,
+        "device": "cpu",
+        "attention_backend": "intel_amx",
+        "sampling_backend": None,
+        "grammar_backend": None,
+        "dtype": "auto",
+        "max_total_tokens": None,
+        "chunked_prefill_size": None,
+        "hicache_io_backend": "kernel",
+        "hicache_mem_layout": "page_first",
+    }
+    return SimpleNamespace(**(defaults | changed))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("platform") / "model"
+    return build_model(folder, hidden_size=32, intermediate_size=48, layers=1, heads=2, kv_heads=1)
+
+
+@pytest.fixture(scope="module")
+def platform() -> Any:
+    from kvflow.patches.cpu.platform import KvflowCpuPlatform
+
+    return KvflowCpuPlatform()
+
+
+def test_defaults_need_no_flags_and_explicit_sizes_stay(platform: Any, model: Path) -> None:
+    settings = arguments(model, max_total_tokens=4096)
+    platform.apply_server_args_defaults(settings)
+    assert settings.attention_backend == "torch_native"
+    assert (settings.hicache_io_backend, settings.hicache_mem_layout) == ("direct", "layer_first")
+    assert (settings.sampling_backend, settings.grammar_backend, settings.dtype) == ("pytorch", "none", "float32")
+    assert settings.max_total_tokens == 4096
+    assert settings.chunked_prefill_size > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "cuda"),
+        ("hicache_io_backend", "kernel_ascend"),
+        ("hicache_mem_layout", "page_head"),
+        ("kv_cache_dtype", "fp8_e4m3"),
+        ("speculative_algorithm", "EAGLE"),
+        ("quantization", "fp8"),
+        ("attention_backend", "triton"),
+        ("enable_lora", True),
+        ("disaggregation_mode", "prefill"),
+        ("hicache_storage_backend", "mooncake"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_their_flag(
+    platform: Any, model: Path, field: str, value: object
+) -> None:
+    with pytest.raises(UnsupportedEngineError, match=f"--{field.replace('_', '-')} {value}"):
+        platform.apply_server_args_defaults(arguments(model, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({}, None),
+        ({"layer_types": ["full_attention"] * 2}, None),
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+    ],
+)
+def test_models_without_full_attention_are_recognised(config: dict[str, Any], problem: str | None) -> None:
+    from kvflow.patches.cpu.platform import model_problem
+
+    found = model_problem(SimpleNamespace(**config))
+    assert found is None if problem is None else problem in str(found)
+
+
+def test_every_touched_place_exists_in_this_sglang() -> None:
+    absent = {"cpu.transfer"}  # exists with a GPU only; that is the point
+    for target in cpu.TARGETS:
+        assert target.why
+        if target.name not in absent:
+            pkgutil.resolve_name(target.target)
+
+
+@pytest.mark.parametrize("new", [1, 16, 48])
+def test_new_rows_get_the_numbers_of_the_stock_backend(new: int) -> None:
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    torch.manual_seed(0)
+    lengths = torch.tensor([48, new + 7])
+    fresh = torch.tensor([new, new])
+    slots = torch.randperm(256)[: int(lengths.max()) * 2].reshape(2, -1)
+    query = torch.randn(2 * new, 4, 8)
+    keys, values = torch.randn(256, 2, 8), torch.randn(256, 2, 8)
+    backend = SimpleNamespace(_make_sliding_window_mask=None)
+    stock: Any = TorchNativeAttnBackend._run_sdpa_forward_extend
+    ours: Any = extend_new_rows
+    call: Any = (query, torch.empty_like(query), keys, values, slots, torch.tensor([1, 0]), lengths)
+    options = {"scaling": 0.3, "enable_gqa": True, "causal": True}
+    expected = stock(backend, *call, lengths - fresh, fresh, None, **options).clone()
+    found = ours(stock, backend, *call, lengths - fresh, fresh, None, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_prefix_split_does_not_change_attention() -> None:
+    torch.manual_seed(1)
+    query, keys, values = torch.randn(64, 2, 8), torch.randn(64, 1, 8), torch.randn(64, 1, 8)
+    whole = attend(query, keys, values, scale=None, grouped=True)
+    tail = attend(query[40:], keys, values, scale=None, grouped=True)
+    torch.testing.assert_close(whole[40:], tail, rtol=1e-5, atol=1e-6)
+
+
+def test_anything_but_plain_causal_attention_stays_with_sglang() -> None:
+    def stock(*_arguments: Any, **options: Any) -> str:
+        return f"stock, window {options['sliding_window_size']}"
+
+    ours: Any = extend_new_rows
+    assert ours(stock, None, *[None] * 9, causal=True, sliding_window_size=8) == "stock, window 8"
+
+
+def test_cores_are_shared_among_ranks() -> None:
+    assert bind_list([0, 1], 2) == "0|1"
+    assert bind_list([0, 1, 2, 3, 4], 2) == "0,1|2,3"
+    assert bind_list([3, 5], 3) == "3|5|3"
+
+
+def test_the_environment_of_an_engine_keeps_what_its_caller_set() -> None:
+    environment = cpu_engine_environment({"OMP_NUM_THREADS": "7", "HOME": "/h"}, ranks=2)
+    assert environment["OMP_NUM_THREADS"] == "7"
+    assert environment["HOME"] == "/h"
+    assert environment[cpu.ENGINE_VARIABLE] == "1"
+    assert environment["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
+
+
+def test_the_end_of_a_log_is_shown_without_the_noise_of_native_libraries(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\nnanobind: leaked 4 types!\n - leaked type x\nthree\n")
+    assert log_tail(log, 2) == "two\nthree"
+    assert log_tail(tmp_path / "missing") == ""
