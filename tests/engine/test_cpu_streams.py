@@ -89,7 +89,7 @@ def test_a_backup_and_a_load_over_held_links_end_up_right_after_release() -> Non
 
 
 def test_submitting_returns_before_the_copy_is_done_and_layers_finish_in_order() -> None:
-    streams.configure(LinkSettings(bytes_per_s=1e6))
+    streams.configure(LinkSettings(bytes_per_s=2e5))
     layers = [torch.randn(4 * PAGE, 1, 64) for _ in range(4)]
     targets = [torch.zeros_like(layer) for layer in layers]
     stream, events = make_stream(), [streams.Event() for _ in layers]
@@ -98,18 +98,18 @@ def test_submitting_returns_before_the_copy_is_done_and_layers_finish_in_order()
         for source, target, event in zip(layers, targets, events, strict=True):
             transfer_kv_direct([source], [target], rows([0, 1, 2, 3]), rows([0, 1, 2, 3]), PAGE)
             event.record()
-    assert time.perf_counter() - began_s < 0.01
+    assert time.perf_counter() - began_s < 0.1
     assert [event.query() for event in events] == [False] * 4
     events[1].synchronize()
     assert not events[3].query()
     assert torch.equal(targets[1], layers[1])
     events[3].synchronize()
-    expected_s = sum(layer.nbytes for layer in layers) / 1e6
-    assert time.perf_counter() - began_s == pytest.approx(expected_s, rel=0.1)
+    expected_s = sum(layer.nbytes for layer in layers) / 2e5
+    assert 0.99 * expected_s < time.perf_counter() - began_s < expected_s + 0.5
 
 
 def test_both_directions_run_at_the_same_time() -> None:
-    streams.configure(LinkSettings(bytes_per_s=1e6))
+    streams.configure(LinkSettings(bytes_per_s=2e5))
     source, target = torch.randn(8 * PAGE, 1, 64), torch.zeros(8 * PAGE, 1, 64)
     pages = rows(list(range(8)))
     ends = []
@@ -122,7 +122,7 @@ def test_both_directions_run_at_the_same_time() -> None:
             ends.append(event)
     for event in ends:
         event.synchronize()
-    assert time.perf_counter() - began_s < 1.5 * source.nbytes / 1e6
+    assert time.perf_counter() - began_s < 1.5 * source.nbytes / 2e5
 
 
 def test_waiting_outside_a_copy_stream_blocks_and_is_counted_as_a_stall() -> None:
@@ -135,9 +135,9 @@ def test_waiting_outside_a_copy_stream_blocks_and_is_counted_as_a_stall() -> Non
     began_s = time.perf_counter()
     streams.current_stream().wait_event(done)
     blocked_s = time.perf_counter() - began_s
-    assert 0.05 < blocked_s < 0.2
+    assert 0.05 < blocked_s < 1.0
     statistics = streams.link_statistics()
-    assert statistics.host_to_device.stalled_s == pytest.approx(blocked_s, abs=0.01)
+    assert statistics.host_to_device.stalled_s == pytest.approx(blocked_s, abs=0.05)
     assert statistics.device_to_host.stalled_s == 0
     streams.current_stream().wait_event(done)
     assert streams.link_statistics().host_to_device.stalled_s == statistics.host_to_device.stalled_s
@@ -173,7 +173,7 @@ def test_events_behave_as_on_cuda_when_never_recorded_recorded_again_or_timed() 
     with pytest.raises(RuntimeError, match="elapsed_time"):
         start.elapsed_time(end)
     end.synchronize()
-    assert start.elapsed_time(end) == pytest.approx(50, rel=0.3)
+    assert 50 <= start.elapsed_time(end) < 500
     streams.links[Direction.HOST_TO_DEVICE].hold()
     with streams.stream(stream):
         end.record()
@@ -269,9 +269,9 @@ def test_the_transfer_engine_of_sglang_loads_layer_by_layer_and_forwards_wait_fo
     loaded_bytes = statistics.host_to_device.copied_bytes
     assert loaded_bytes == statistics.device_to_host.copied_bytes == layers * 2 * 3 * PAGE * 2 * 4 * 4
     assert (statistics.device_to_host.copies, statistics.host_to_device.copies) == (1, layers)
-    assert statistics.host_to_device.stalled_s == pytest.approx(loaded_bytes / 1e5, rel=0.2)
+    assert 0.8 * loaded_bytes / 1e5 < statistics.host_to_device.stalled_s < loaded_bytes / 1e5 + 0.5
     assert load.timing_enabled
-    assert load.start_event.elapsed_time(load.finish_event) == pytest.approx(1e3 * loaded_bytes / 1e5, rel=0.2)
+    assert 0.9 < load.start_event.elapsed_time(load.finish_event) / (1e3 * loaded_bytes / 1e5) < 4
 
 
 def test_ending_drops_queued_copies_and_returns_even_when_held() -> None:

@@ -1,0 +1,110 @@
+"""The arms of the comparison: how their servers are started, emptied and observed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kvflow.errors import ServerUnavailableError
+from kvflow.patches.cpu.link import Direction
+from kvflow.patches.cpu.publish import read_statistics
+
+_EMPTY_TIMEOUT_S = 30.0
+_RESIDENCY_PERIOD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One configuration of the comparison.
+
+    Attributes:
+        flags: what its server is started with beyond the flags all arms share.
+    """
+
+    name: str
+    policy: str
+    kvflow: bool
+    flags: tuple[str, ...] = ()
+
+
+ARMS = (
+    Arm(name="sglang hicache lru", policy="lru", kvflow=False),
+    Arm(name="kvflow steps", policy="steps", kvflow=True, flags=("--enable-kvflow", "--kvflow-policy", "steps")),
+)
+
+
+class ArmServer:
+    """A running server of one arm.
+
+    Args:
+        url: base address.
+        link_path: file in which the CPU engine keeps its link statistics.
+    """
+
+    def __init__(self, arm: Arm, url: str, link_path: Path) -> None:
+        self.arm = arm
+        self.url = url
+        self._link_path = link_path
+
+    async def empty(self, client: httpx.AsyncClient) -> None:
+        """Flush the cache and make sure it is empty.
+
+        Raises:
+            ServerUnavailableError: it cannot be emptied.
+        """
+        deadline_s = time.monotonic() + _EMPTY_TIMEOUT_S
+        while (await client.post("/flush_cache")).status_code != httpx.codes.OK:
+            if time.monotonic() > deadline_s:
+                raise ServerUnavailableError(f"{self.arm.name}: the cache could not be flushed")
+            await asyncio.sleep(0.1)
+
+    async def check(self, client: httpx.AsyncClient) -> None:
+        """Make sure the arm is what it says: a baseline without kvflow, or kvflow with every seam in place.
+
+        Raises:
+            ServerUnavailableError: it is not.
+        """
+        response = await client.get("/kvflow/v1/status")
+        if not self.arm.kvflow:
+            if response.status_code != httpx.codes.NOT_FOUND:
+                raise ServerUnavailableError(f"{self.arm.name}: kvflow answers in the arm that must not have it")
+            return
+        status = response.raise_for_status().json()
+        policies = {replica["policy"] for replica in status["replicas"]}
+        if not status["seams_hold"] or policies != {self.arm.policy}:
+            raise ServerUnavailableError(f"{self.arm.name}: seams {status['seams_hold']}, policies {policies}")
+
+    def stall_s(self) -> float:
+        """Seconds its forward passes have waited for load-backs since it started."""
+        return read_statistics(self._link_path)[Direction.HOST_TO_DEVICE].stalled_s
+
+    @contextlib.asynccontextmanager
+    async def observed(self, client: httpx.AsyncClient, samples: list[dict[str, Any]]) -> AsyncIterator[None]:
+        """Sample what is cached for whom while a round runs; stock SGLang cannot tell."""
+        if not self.arm.kvflow:
+            yield
+            return
+        task = asyncio.create_task(_sample(client, samples))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _sample(client: httpx.AsyncClient, samples: list[dict[str, Any]]) -> None:
+    began_s = time.perf_counter()
+    while True:
+        response = await client.get("/kvflow/v1/cache")
+        if response.status_code == httpx.codes.OK:
+            tokens: Mapping[str, int] = response.json()["replicas"][0]["tokens"]
+            samples.append({"at_s": round(time.perf_counter() - began_s, 3), "tokens": dict(tokens)})
+        await asyncio.sleep(_RESIDENCY_PERIOD_S)

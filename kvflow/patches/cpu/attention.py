@@ -1,0 +1,83 @@
+"""Attention of a prompt whose beginning is cached, at the cost of the part that is not.
+
+SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
+CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the
+numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def extend_new_rows(
+    original: Callable[..., torch.Tensor],
+    backend: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_prefix_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Run around ``TorchNativeAttnBackend._run_sdpa_forward_extend``, with its arguments; fills `output`.
+
+    Encoders, cross attention and sliding windows go to `original`.
+    """
+    causal = options.get("causal") and not options.get("is_cross_attn")
+    if not causal or encoder_lens is not None or options.get("sliding_window_size") is not None:
+        rows = (req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
+        return original(backend, query, output, k_cache, v_cache, *rows, **options)
+    begin = 0
+    for row, length, new in zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True):
+        slots = req_to_token[row, :length]
+        output[begin : begin + new] = attend(
+            query[begin : begin + new],
+            k_cache[slots].to(query.dtype),
+            v_cache[slots].to(query.dtype),
+            scale=options.get("scaling"),
+            grouped=options.get("enable_gqa", False),
+        )
+        begin += new
+    return output
+
+
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, scale: float | None, grouped: bool
+) -> torch.Tensor:
+    """Attend causally from the last rows of a sequence to all of it.
+
+    Args:
+        query: [new, heads, head_dim].
+        keys: [length, kv_heads, head_dim].
+        values: [length, kv_heads, head_dim].
+        grouped: whether several heads share a KV head.
+
+    Returns:
+        [new, heads, head_dim]
+
+    Cost: new * length, where the stock code takes length squared.
+    """
+    new, length = query.shape[0], keys.shape[0]
+    mask = None
+    if 1 < new < length:
+        mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)
+    attended = scaled_dot_product_attention(
+        query.movedim(0, 1).unsqueeze(0),
+        keys.movedim(0, 1).unsqueeze(0),
+        values.movedim(0, 1).unsqueeze(0),
+        attn_mask=mask,
+        is_causal=new == length,
+        scale=scale,
+        enable_gqa=grouped,
+    )
+    return attended.squeeze(0).movedim(1, 0)
