@@ -48,6 +48,8 @@ class Intake(_Section):
     """Live workflows to keep track of; beyond it the one idle for longest is dropped."""
     workflow_idle_s: float = Field(default=1800.0, gt=0)
     """A workflow that sends nothing for this long is taken for dead."""
+    arrival_idle_s: float = Field(default=60.0, ge=0)
+    """How long another workflow of a type is expected after the last one has ended."""
     max_agents: int = Field(default=256, ge=1, le=4096)
     """Agents per workflow; facts about further ones are rejected."""
 

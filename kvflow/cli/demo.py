@@ -22,7 +22,7 @@ from kvflow.errors import KVFlowError
 def demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per arm.")] = 3,
     workflows: Annotated[int, typer.Option(min=1, help="Workflows per round.")] = 12,
-    at_once: Annotated[int, typer.Option(min=1, help="Workflows that run at a time.")] = 4,
+    at_once: Annotated[int, typer.Option(min=1, help="Workflows that run at a time.")] = 3,
     trace: Annotated[Path | None, typer.Option(help="Take documents from this trace instead of source files.")] = None,
     folder: Annotated[Path, typer.Option(help="Where results, logs and the model go.")] = Path(".demo"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,

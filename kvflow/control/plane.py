@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvflow.config import Settings
+from kvflow.control.arrivals import Arrivals
 from kvflow.control.graphs import GraphBook
 from kvflow.control.workflow import Workflow
-from kvflow.graph import END
+from kvflow.graph import END, START, steps_to_execution
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
-from kvflow.predict import WorkflowUpdate
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+_NEXT = "next:"
+"""Prefix of the id under which the workflow to come of a type is announced; no client can use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,23 @@ class Intake:
 
     outcomes: list[Outcome] = field(default_factory=list)
     updates: list[WorkflowUpdate] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _TypeState:
+    """What the live workflows of one type have in common.
+
+    Attributes:
+        live: how many there are.
+        arrivals: when the next one is expected.
+        last_seen_s: clock reading when one was last seen.
+        announced: what the engine was told of the one to come.
+    """
+
+    live: int = 0
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    last_seen_s: float = 0.0
+    announced: WorkflowUpdate | None = None
 
 
 class ControlPlane:
@@ -42,6 +63,7 @@ class ControlPlane:
         self._settings = settings
         self._clock = clock
         self._workflows: OrderedDict[str, Workflow] = OrderedDict()
+        self._types: dict[str, _TypeState] = {}
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -73,6 +95,11 @@ class ControlPlane:
                 self._retire(workflow, intake)
             elif workflow.expire_pins(now_s):
                 self._predict(workflow, intake)
+        for workflow_type, state in list(self._types.items()):
+            if not state.live and now_s - state.last_seen_s > self._settings.intake.arrival_idle_s:
+                del self._types[workflow_type]
+                if state.announced is not None:
+                    intake.updates.append(_retired(state.announced))
         return intake.updates
 
     def snapshot(self) -> list[WorkflowUpdate]:
@@ -100,7 +127,11 @@ class ControlPlane:
         if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.intake.max_agents:
             return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
         self._touch(workflow)
+        known_step = workflow.latest
         step_id = workflow.start(fact.agent, fact.step_id)
+        if workflow.latest != known_step:
+            state = self._types[workflow.workflow_type]
+            state.arrivals.step(state.live)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.start(workflow.workflow_id, fact.agent, step_id)
@@ -149,7 +180,27 @@ class ControlPlane:
             last_seen_s=self._clock(),
         )
         self._workflows[fact.workflow_id] = workflow
+        state = self._types.setdefault(fact.workflow_type, _TypeState())
+        state.arrivals.start()
+        state.live += 1
+        self._announce_next(fact.workflow_type, state, intake)
         return workflow
+
+    def _announce_next(self, workflow_type: str, state: _TypeState, intake: Intake) -> None:
+        """Predict the workflow of this type that has not started yet."""
+        known = self.graphs.find(workflow_type)
+        if known is None or state.arrivals.gap_steps is None:
+            return
+        steps = steps_to_execution(known.graph, frozenset({START}))
+        claims = tuple(
+            ClaimPrediction(agent=agent, steps=round(count + state.arrivals.gap_steps, 1))
+            for agent, count in sorted(steps.items())
+            if count is not None and agent != END
+        )
+        update = WorkflowUpdate(workflow_id=_NEXT + workflow_type, workflow_type=workflow_type, claims=claims)
+        if update != state.announced:
+            state.announced = update
+            intake.updates.append(update)
 
     def _touch(self, workflow: Workflow) -> None:
         """Note a sign of life; a sub-workflow is one for its parents too."""
@@ -177,6 +228,11 @@ class ControlPlane:
         if learner is not None:
             learner.finish(workflow.workflow_id)
         del self._workflows[workflow.workflow_id]
-        intake.updates.append(
-            WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
-        )
+        state = self._types[workflow.workflow_type]
+        state.live -= 1
+        state.last_seen_s = self._clock()
+        intake.updates.append(_retired(workflow))
+
+
+def _retired(ended: Workflow | WorkflowUpdate) -> WorkflowUpdate:
+    return WorkflowUpdate(workflow_id=ended.workflow_id, workflow_type=ended.workflow_type, retired=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import httpx
@@ -39,6 +39,12 @@ class StepRecord:
     recomputed_tokens: int
     new_tokens: int
     output: tuple[int, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain form for the result file, without the generated tokens themselves."""
+        data = asdict(self)
+        data["output_tokens"] = len(data.pop("output"))
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in data.items()}
 
 
 @dataclass(slots=True)

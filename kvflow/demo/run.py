@@ -33,11 +33,12 @@ class DemoSettings:
         rounds: rounds per arm, each on other documents and starting with an empty cache.
         workflows: workflows per round.
         at_once: how many of them run at a time.
+        stagger_s: time between the first ``at_once`` of them, which would run in lockstep otherwise.
         trace: file to take documents from instead of source files.
     """
 
-    device_tokens: int = 16_384
-    host_ratio: float = 1.25
+    device_tokens: int = 18_432
+    host_ratio: float = 1.5
     link_bytes_per_s: float = 1e8
     page_tokens: int = 16
     prompt_chars: int = 2_048
@@ -46,6 +47,7 @@ class DemoSettings:
     rounds: int = 3
     workflows: int = 12
     at_once: int = 3
+    stagger_s: float = 1.5
     trace: Path | None = None
 
 
@@ -69,9 +71,7 @@ class ArmResult:
             "policy": self.arm.policy,
             "kvflow": self.arm.kvflow,
             "stall_s": self.stall_s,
-            "steps": [
-                {**asdict(step), "output_tokens": len(step.output)} for record in self.rounds for step in record.steps
-            ],
+            "steps": [step.as_dict() for record in self.rounds for step in record.steps],
             "workflows": [workflow for record in self.rounds for workflow in record.workflows],
             "residency": self.residency,
         }
@@ -205,7 +205,8 @@ async def _play_round(
         record = RoundRecord(index, settings.page_tokens)
         waiting = list(enumerate(documents))[::-1]
 
-        async def worker() -> None:
+        async def worker(delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
             while waiting:
                 number, document = waiting.pop()
                 name, start_s = f"r{index}w{number}", record.now_s()
@@ -218,8 +219,8 @@ async def _play_round(
 
         samples = result.residency if index == 0 else []
         async with server.observed(client, samples), asyncio.TaskGroup() as workers:
-            for _ in range(settings.at_once):
-                workers.create_task(worker())
+            for number in range(settings.at_once):
+                workers.create_task(worker(number * settings.stagger_s))
         result.rounds.append(record)
         result.stall_s += server.stall_s() - stalled_s
         await asyncio.to_thread(kvflow.flush)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvflow.patches import cpu
 from kvflow.patches.seams import Feature, Kind, Role, Seam
 
 _TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
@@ -213,6 +214,21 @@ SEAMS: tuple[Seam, ...] = (
 )
 
 
+CPU_SEAMS: tuple[Seam, ...] = tuple(
+    Seam(
+        name=target.name,
+        role=Role.SCHEDULER,
+        kind=Kind.ATTRIBUTE,
+        feature=Feature.CPU_ENGINE,
+        target=target.target,
+        why=target.why,
+    )
+    for target in cpu.TARGETS
+)
+"""What the CPU engine touches; attached by `cpu.install`, and there only when it is asked for."""
+
+
 def seams_of(role: Role) -> tuple[Seam, ...]:
     """The seams that belong to one process."""
-    return tuple(seam for seam in SEAMS if seam.role is role)
+    seams = SEAMS + CPU_SEAMS if cpu.wanted() else SEAMS
+    return tuple(seam for seam in seams if seam.role is role)

@@ -1,0 +1,71 @@
+"""README and examples are executed against the real server, and the README's table is what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(code: list[str], server: Any) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFLOW_")}
+    done = subprocess.run(
+        [sys.executable, *code, server.url], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def outcomes(server: Any) -> int:
+    return sum(server.get("stats")["hints"]["outcomes"].get("kvflow.step", {}).values())
+
+
+@pytest.mark.parametrize(
+    ("example", "workflow_type", "agents"),
+    [
+        ("quickstart.py", "feature", {"planner", "coder"}),
+        ("fan_out.py", "research", {"planner", "web", "papers", "writer"}),
+        ("raw_http.py", "translate", {"translator", "proofreader"}),
+    ],
+)
+def test_examples_run_and_their_hints_arrive(server: Any, example: str, workflow_type: str, agents: set[str]) -> None:
+    before = outcomes(server)
+    assert run([str(ROOT / "examples" / example)], server).strip()
+    assert outcomes(server) - before >= len(agents)
+    graph = server.get(f"graphs/{workflow_type}")["graph"]
+    assert set(graph["agents"]) == agents
+    assert server.workflows() == {}  # every workflow said when it ended
+
+
+def test_the_program_in_the_readme_runs(server: Any, tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
+    program = tmp_path / "program.py"
+    program.write_text(blocks[0].replace("http://localhost:30000", server.url))
+    assert run([str(program)], server).strip()
+    assert "planner" in server.get("graphs/feature")["graph"]["agents"]
+
+
+def test_the_table_in_the_readme_is_what_was_measured() -> None:
+    readme = (ROOT / "README.md").read_text()
+    source = re.search(r"<!-- table: (\S+) -->\n(.*?)<!-- end -->", readme, re.S)
+    assert source
+    sys.path.insert(0, str(ROOT / "bench"))
+    try:
+        from readme_table import render
+    finally:
+        sys.path.pop(0)
+    result = json.loads((ROOT / source[1]).read_text())
+    assert source[2] == render(result)
+    assert result["seams_hold"]
+    assert result["identical_tokens"]
