@@ -27,8 +27,8 @@ def render(result: dict[str, Any]) -> str:
     lines += [
         "",
         f"{machine['cpu']}, {machine['cores']} cores, SGLang {result['versions']['sglang']} on the CPU engine; "
-        f"{settings['rounds']} rounds of {settings['workflows']} workflows per arm, {settings['at_once']} at once, arms "
-        f"in turns; device tier {settings['device_tokens']} tokens; identical tokens in both arms: "
+        f"{settings['rounds']} rounds of {settings['workflows']} workflows per arm, {settings['at_once']} at once, "
+        f"arms in turns; device tier {settings['device_tokens']} tokens; identical tokens in both arms: "
         f"{'yes' if result['identical_tokens'] else 'NO'}. `{result['command']}`, {result['created'][:10]}.",
         "",
     ]

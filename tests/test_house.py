@@ -71,3 +71,13 @@ def test_every_package_says_its_duty() -> None:
     for package in {path.parent for path in MODULES}:
         docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
         assert docstring, f"{package} has no docstring"
+
+
+def test_generated_pages_are_current() -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import generate
+    finally:
+        sys.path.pop(0)
+    for name, text in generate.pages().items():
+        assert (ROOT / "docs" / name).read_text() == text, f"run python docs/generate.py: docs/{name} is stale"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvflow.cli import demo, doctor, graph, serve
+from kvflow.cli import config, demo, doctor, graph, serve
 
 app = typer.Typer(
     name="kvflow",
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command()(doctor.doctor)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 app.command()(demo.demo)
+app.command()(config.config)
 app.add_typer(graph.app, name="graph")
 
 __all__ = ["app"]

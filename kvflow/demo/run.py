@@ -212,9 +212,7 @@ async def _play_round(
                 name, start_s = f"r{index}w{number}", record.now_s()
                 model = MeasuredModel(client, record, name, settings.output_tokens)
                 await Review(model, settings.prompt_chars).run(document)
-                record.workflows.append(
-                    {"round": index, "workflow": name, "start_s": start_s, "end_s": record.now_s()}
-                )
+                record.workflows.append({"round": index, "workflow": name, "start_s": start_s, "end_s": record.now_s()})
                 workflow_done()
 
         samples = result.residency if index == 0 else []

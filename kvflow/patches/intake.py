@@ -86,7 +86,6 @@ def _strict() -> bool:
 def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: Any) -> dict[str, Any]:
     """Turn ``fixed_prompt_messages`` into ``fixed_prompt_tokens`` of this prompt."""
 
-
     def counted(action: dict[str, Any]) -> dict[str, Any]:
         payload = action.get("payload", {})
         count = payload.get("fixed_prompt_messages")

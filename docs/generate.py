@@ -1,0 +1,56 @@
+"""Write the pages of docs/ that are made from code: ``python docs/generate.py``; a test checks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvflow.cli.config import annotated_yaml
+from kvflow.config import Settings
+from kvflow.patches.catalog import CPU_SEAMS, SEAMS
+from kvflow.patches.versions import supported
+
+HERE = Path(__file__).parent
+
+
+def pages() -> dict[str, str]:
+    """Generated pages by file name."""
+    return {"seams.md": seams(), "config.md": config()}
+
+
+def seams() -> str:
+    """Every touching point with SGLang."""
+    lines = [
+        "# Seams with SGLang",
+        "",
+        f"Supported: sglang{supported()}. Each row is one record of `kvflow/patches/catalog.py`; `kvflow doctor` and",
+        "`GET /kvflow/v1/status` say whether it holds. One that does not turns its feature off, or is an error under",
+        "`KVFLOW_STRICT=1`.",
+        "",
+        "| seam | feature | kind | process | target | why |",
+        "|---|---|---|---|---|---|",
+    ]
+    for seam in SEAMS + CPU_SEAMS:
+        target = seam.target.removeprefix("sglang.srt.")
+        lines.append(f"| {seam.name} | {seam.feature} | {seam.kind} | {seam.role} | `{target}` | {seam.why} |")
+    return "\n".join([*lines, ""])
+
+
+def config() -> str:
+    """Every setting."""
+    lines = [
+        "# Settings",
+        "",
+        "Precedence: flag > `KVFLOW_SECTION__NAME` variable > YAML file (`--kvflow-config`, `KVFLOW_CONFIG`) >",
+        "default. `kvflow config` prints this file.",
+        "",
+        "```yaml",
+        *annotated_yaml(Settings),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (HERE / name).write_text(text)

@@ -1,0 +1,34 @@
+"""``kvflow config``: every setting with its default, as a YAML file to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+
+from kvflow.config import Settings
+
+
+def config() -> None:
+    """Print every setting with its meaning and default, as YAML for --kvflow-config."""
+    typer.echo("\n".join(annotated_yaml(Settings)))
+
+
+def annotated_yaml(model: type[BaseModel], depth: int = 0) -> Iterator[str]:
+    """Lines of YAML for a settings model, comments from its attribute docstrings."""
+    indent = "  " * depth
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield ""
+            yield f"{indent}# {(field.annotation.__doc__ or '').strip()}"
+            yield f"{indent}{name}:"
+            yield from annotated_yaml(field.annotation, depth + 1)
+            continue
+        yield f"{indent}# {' '.join((field.description or '').split())}"
+        yield f"{indent}{name}: {_scalar(field.default)}"
+
+
+def _scalar(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
