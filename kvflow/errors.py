@@ -9,8 +9,7 @@
     ├─ HintDecodeError (ValueError)
     ├─ EngineError
     │  ├─ UnsupportedEngineError
-    │  ├─ SeamMissingError
-    │  └─ SeamConflictError
+    │  └─ SeamMissingError
     ├─ ServerUnavailableError (ConnectionError)
     └─ MissingExtraError (ImportError)
 
@@ -100,10 +99,6 @@ class SeamMissingError(EngineError):
     def __init__(self, seams: tuple[str, ...], detail: str) -> None:
         self.seams = seams
         super().__init__(f"seams that do not hold: {', '.join(seams)}: {detail}")
-
-
-class SeamConflictError(EngineError):
-    """Another plugin already occupies a seam kvflow needs."""
 
 
 class ServerUnavailableError(KVFlowError, ConnectionError):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvflow.demo.measure import RoundRecord, StepRecord
+from kvflow.demo.measure import RoundRecord
 
 if TYPE_CHECKING:
     from kvflow.demo.run import ArmResult
@@ -67,6 +67,3 @@ def _metrics(result: ArmResult) -> dict[str, tuple[float, str, bool]]:
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """Nearest-rank quantile of sorted values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-__all__ = ["StepRecord", "compare", "identical_tokens"]

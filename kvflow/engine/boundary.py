@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_MAX_ROLES = 1024
-_MAX_TOKENS = 65_536
+_MAX_ROLES = 256
+_MAX_TOKENS = 32_768
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class FixedPromptBoundary:
     """Learns the fixed part of prompts as what two workflows' prompts for one agent have in common.
 
     Prompts of one workflow are not compared with each other: a conversation extends its own history, which says
-    nothing about other workflows. Memory is bounded by 1024 roles of 65 536 tokens, least recently used first out.
+    nothing about other workflows. Memory is bounded by 256 roles of 32 768 tokens, least recently used first out.
 
     Source: KVFlow (arXiv 2507.07400) section 3 names a heuristic on hit history; this is ours.
     """

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from kvflow.predict import WorkflowUpdate
 
+_MAX_ROLES = 65_536
+
 
 @dataclass(slots=True, eq=False)
 class Role:
@@ -102,8 +104,16 @@ class ClaimTable:
         return len(self._workflows)
 
     def role(self, workflow_type: str, agent: str) -> Role:
-        """Find the role, or start it."""
-        return self._roles.setdefault((workflow_type, agent), Role(agent))
+        """Find the role, or start it. Beyond 65 536 of them the oldest one that nobody claims is forgotten."""
+        key = (workflow_type, agent)
+        role = self._roles.get(key)
+        if role is None:
+            if len(self._roles) >= _MAX_ROLES:
+                idle = next((name for name, known in self._roles.items() if known.steps is None), None)
+                if idle is not None:
+                    del self._roles[idle]
+            role = self._roles[key] = Role(agent)
+        return role
 
     def claim(self, workflow_id: str, workflow_type: str, agent: str) -> Claim | None:
         """Find the claim of a live workflow's agent, or start it without prediction.

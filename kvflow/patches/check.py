@@ -5,24 +5,12 @@ from __future__ import annotations
 import json
 
 from kvflow.patches.catalog import SEAMS
-from kvflow.patches.seams import SeamState, problem_of
+from kvflow.patches.seams import problem_of, state_of
 
 
 def main() -> None:
     """Print one JSON array, last on standard output."""
-    states = []
-    for seam in SEAMS:
-        problem = problem_of(seam)
-        state = SeamState(
-            name=seam.name,
-            feature=seam.feature,
-            kind=seam.kind,
-            target=seam.target,
-            holds=not problem,
-            problem=problem,
-        )
-        states.append(state.as_dict())
-    print(json.dumps(states))
+    print(json.dumps([state_of(seam, problem_of(seam)).as_dict() for seam in SEAMS]))
 
 
 if __name__ == "__main__":

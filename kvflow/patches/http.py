@@ -16,6 +16,7 @@ from kvflow.graph import to_dict, to_dot, to_mermaid
 from kvflow.hints.models import FACT_MODELS
 from kvflow.patches import plugin, versions
 from kvflow.patches.front import Front
+from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer
 from kvflow.patches.seams import Role
 
@@ -46,6 +47,7 @@ async def status() -> Any:
         "replicas": [{k: v for k, v in a.data.items() if k != "seams"} for a in answers],
         "seams": seams,
         "seams_hold": all(seam["holds"] for seam in seams),
+        "degraded": dict(degraded),
         "actions": sorted(FACT_MODELS),
         "settings": front.settings.model_dump(),
     }

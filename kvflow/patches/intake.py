@@ -12,9 +12,12 @@ from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import decode_envelope
 from kvflow.patches.front import Front
+from kvflow.patches.guard import Guard
 
 _RENDERED_PREFIXES = 512
 _rendered: OrderedDict[str, list[int]] = OrderedDict()
+_taking = Guard("taking hints")
+_counting = Guard("counting fixed messages")
 
 
 def generate_contract(result: str | None, body: Any) -> str | None:
@@ -39,8 +42,14 @@ def request(self: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
     hints = getattr(obj, "kv_hints", None)
     if hints is None:
         return
-    front = Front.of(self)
-    obj.kv_hints = [front.admit(hint) for hint in hints] if isinstance(hints, list) else front.admit(hints)
+    try:
+        front = Front.of(self)
+        obj.kv_hints = [front.admit(hint) for hint in hints] if isinstance(hints, list) else front.admit(hints)
+    except HintDecodeError:
+        raise
+    except Exception:
+        _taking.note()
+        obj.kv_hints = None
 
 
 def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
@@ -54,7 +63,8 @@ def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
     adapted, _ = result
     hints = _carry(adapted, raw_request)
     if hints is not None:
-        adapted.kv_hints = _count_fixed_messages(hints, self.tokenizer_manager.tokenizer, request, adapted)
+        arguments = (hints, self.tokenizer_manager.tokenizer, request, adapted)
+        adapted.kv_hints = _counting.run(_count_fixed_messages, *arguments, default=hints)
     return result
 
 

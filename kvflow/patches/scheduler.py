@@ -10,6 +10,7 @@ from typing import Any
 from sglang.utils import TypeBasedDispatcher
 
 from kvflow.patches import plugin
+from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.patches.residency import residency
 from kvflow.patches.seams import Role
@@ -58,6 +59,7 @@ def _status(cache: Any) -> dict[str, Any]:
         "policy": cache.coordinator.policy if active else None,
         "cache": type(cache).__name__,
         "tree_core": type(getattr(cache, "tree_core", None)).__name__,
+        "degraded": dict(degraded),
         "seams": [state.as_dict() for state in plugin.books[Role.SCHEDULER].states()],
     }
 

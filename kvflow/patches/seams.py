@@ -118,6 +118,18 @@ def problem_of(seam: Seam) -> str:
     return ""
 
 
+def state_of(seam: Seam, problem: str) -> SeamState:
+    """Put a seam and what is wrong with it on record."""
+    return SeamState(
+        name=seam.name,
+        feature=seam.feature,
+        kind=seam.kind,
+        target=seam.target,
+        holds=not problem,
+        problem=problem,
+    )
+
+
 class SeamBook:
     """The seams of one process and their state."""
 
@@ -163,14 +175,7 @@ class SeamBook:
             raise SeamMissingError(tuple(s.name for s in broken), "; ".join(s.problem for s in broken))
 
     def _note(self, seam: Seam, problem: str) -> None:
-        self._states[seam.name] = SeamState(
-            name=seam.name,
-            feature=seam.feature,
-            kind=seam.kind,
-            target=seam.target,
-            holds=not problem,
-            problem=problem,
-        )
+        self._states[seam.name] = state_of(seam, problem)
 
 
 def _body(seam: Seam) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from kvflow import config
 from kvflow.engine import Accounting, Coordinator, PromptClaim, Tier
 from kvflow.patches import plugin, stall
 from kvflow.patches.claim import claim_of
+from kvflow.patches.guard import Guard
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.seams import Feature, Role
 from kvflow.policy import EvictionClass
@@ -54,12 +55,20 @@ class ClaimOrder(EvictionStrategy):
     """Rank by claims, then as SGLang would."""
 
     def __init__(self, coordinator: Coordinator, base: EvictionStrategy) -> None:
+        self._coordinator = coordinator
         self._rank = coordinator.rank
         self._base = base.get_priority
+        self._guard = Guard("eviction order", limit=1)
 
     def get_priority(self, node: Any) -> tuple[Any, ...]:
-        """Smallest is evicted first."""
-        return (self._rank(node), self._base(node))
+        """Smallest is evicted first. Should ranking ever fail, the order is SGLang's from then on."""
+        try:
+            return (self._rank(node), self._base(node))
+        except Exception:
+            self._guard.note()
+            self._coordinator.set_policy("lru")
+            node.owners = None
+            return (self._rank(node), self._base(node))
 
 
 class KvflowTreeCore(UnifiedTreeCore):
@@ -120,6 +129,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         labels = self.metrics_collector.labels if params.enable_metrics else None
         self._exporter = Exporter(labels) if labels else None
         self._stall_base_s = 0.0
+        self._guard = Guard("claims and counters")
 
     def reset(self) -> None:
         super().reset()
@@ -128,8 +138,10 @@ class KvflowRadixCache(UnifiedRadixCache):
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)
-        if self.disable:
-            return
+        if not self.disable:
+            self._guard.run(self._after_checkpoint, req, default=None)
+
+    def _after_checkpoint(self, req: Any) -> None:
         self._count(req)
         claim = claim_of(req)
         if claim is not None and req.lock is not None:

@@ -195,3 +195,25 @@ def test_evictions_are_counted_with_the_class_they_had(make_tree: Callable[..., 
     tree.evict(16)
     evicted = {k: v for k, v in tree.cache.accounting.counters.evicted_tokens.items() if v}
     assert evicted == {"device/fixed": 16}
+
+
+def test_should_ranking_ever_fail_the_order_becomes_sglangs_and_nothing_stops(
+    make_tree: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvflow.patches.guard import degraded
+
+    tree = make_tree("kvflow")
+    older, newer = prompt(1), prompt(2)
+    tree.insert(older)
+    tree.insert(newer)
+    announce(tree, "w", older=1, newer=5)
+    tag(tree, "w", "older", older, 16)
+    tag(tree, "w", "newer", newer, 16)
+    tree.path(older)[0][0].owners.fixed = "broken"  # the state a mistake of ours might leave behind
+    tree.path(newer)  # most recently used
+    before = degraded["eviction order"]
+    tree.evict(16)
+    assert (tree.resident(older), tree.resident(newer)) == (0, 16)
+    assert tree.cache.coordinator.policy == "lru"
+    assert degraded["eviction order"] == before + 1
+    assert "SGLang goes on without it" in caplog.text
