@@ -10,6 +10,7 @@ import httpx
 import kvflow
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:30000"
+kvflow.configure(url=URL)  # who hears, beside the requests themselves, when steps and workflows end
 
 with httpx.Client(base_url=URL, timeout=60) as client, kvflow.workflow("translate"):
     for agent, prompt in (("translator", "Translate: guten Morgen"), ("proofreader", "Proofread: god morning")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvflow.config import Settings
@@ -14,9 +14,6 @@ from kvflow.control.workflow import Workflow
 from kvflow.graph import END, START, steps_to_execution
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
-
-_NEXT = "next:"
-"""Prefix of the id under which the workflow to come of a type is announced; no client can use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ class ControlPlane:
             if not state.live and now_s - state.last_seen_s > self._settings.intake.arrival_idle_s:
                 del self._types[workflow_type]
                 if state.announced is not None:
-                    intake.updates.append(_retired(state.announced))
+                    intake.updates.append(replace(state.announced, claims=(), retired=True))
         return intake.updates
 
     def snapshot(self) -> list[WorkflowUpdate]:
@@ -197,7 +194,7 @@ class ControlPlane:
             for agent, count in sorted(steps.items())
             if count is not None and agent != END
         )
-        update = WorkflowUpdate(workflow_id=_NEXT + workflow_type, workflow_type=workflow_type, claims=claims)
+        update = WorkflowUpdate(workflow_id=workflow_type, workflow_type=workflow_type, claims=claims, expected=True)
         if update != state.announced:
             state.announced = update
             intake.updates.append(update)
@@ -231,8 +228,6 @@ class ControlPlane:
         state = self._types[workflow.workflow_type]
         state.live -= 1
         state.last_seen_s = self._clock()
-        intake.updates.append(_retired(workflow))
-
-
-def _retired(ended: Workflow | WorkflowUpdate) -> WorkflowUpdate:
-    return WorkflowUpdate(workflow_id=ended.workflow_id, workflow_type=ended.workflow_type, retired=True)
+        intake.updates.append(
+            WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
+        )

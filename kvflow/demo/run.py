@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,11 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
         ServerUnavailableError: a server died, or an arm is not what it should be.
         ConfigError: the trace cannot be used.
     """
-    try:
-        from kvflow.patches.cpu.launch import launch_server
-        from kvflow.patches.cpu.model import build_model
-    except ImportError as error:
-        raise MissingExtraError("sglang", "the demonstration") from error
+    if find_spec("sglang") is None:
+        raise MissingExtraError("sglang", "the demonstration")
+    from kvflow.patches.cpu.launch import launch_server
+    from kvflow.patches.cpu.model import build_model
+
     documents = _documents(settings)
     folder.mkdir(parents=True, exist_ok=True)
     progress("building a tiny model", 0, 0)

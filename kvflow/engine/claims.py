@@ -89,7 +89,7 @@ class Claim:
 
 
 class ClaimTable:
-    """Every live workflow's claims.
+    """The claims of every live workflow, and of the next one expected of each type.
 
     Attributes:
         version: grows whenever a prediction changes, so that whoever caches a rank knows when it is stale.
@@ -98,9 +98,11 @@ class ClaimTable:
     def __init__(self) -> None:
         self.version = 0
         self._workflows: dict[str, dict[str, Claim]] = {}
+        self._expected: dict[str, dict[str, Claim]] = {}
         self._roles: dict[tuple[str, str], Role] = {}
 
     def __len__(self) -> int:
+        """Number of live workflows."""
         return len(self._workflows)
 
     def role(self, workflow_type: str, agent: str) -> Role:
@@ -130,10 +132,11 @@ class ClaimTable:
 
     def apply(self, update: WorkflowUpdate) -> None:
         """Replace what is known of one workflow. Cost: O(agents of the workflow)."""
+        workflows = self._expected if update.expected else self._workflows
         if update.retired:
-            self._retire(update.workflow_id)
+            self._retire(workflows.pop(update.workflow_id, {}))
             return
-        claims = self._workflows.setdefault(update.workflow_id, {})
+        claims = workflows.setdefault(update.workflow_id, {})
         predicted = {prediction.agent for prediction in update.claims}
         changed = False
         for agent, claim in claims.items():
@@ -149,11 +152,12 @@ class ClaimTable:
     def clear(self) -> None:
         """Forget everything, as after a restart."""
         self._workflows.clear()
+        self._expected.clear()
         self._roles.clear()
         self.version += 1
 
-    def _retire(self, workflow_id: str) -> None:
-        for claim in self._workflows.pop(workflow_id, {}).values():
+    def _retire(self, claims: dict[str, Claim]) -> None:
+        for claim in claims.values():
             claim.settle_tail(reused=False)
             claim.set(None)
             claim.retired = True

@@ -31,12 +31,14 @@ class WorkflowUpdate:
         workflow_type: the kind of program; agents of one type share their fixed prompts.
         claims: one per agent that the workflow may still run.
         retired: the workflow has ended and its context will not be used again.
+        expected: this is the next workflow of its type, which has not started yet; its id is its type.
     """
 
     workflow_id: str
     workflow_type: str
     claims: tuple[ClaimPrediction, ...] = ()
     retired: bool = False
+    expected: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Encode into JSON types, short enough to be broadcast with every step."""
@@ -44,6 +46,7 @@ class WorkflowUpdate:
             "id": self.workflow_id,
             "type": self.workflow_type,
             "retired": self.retired,
+            "expected": self.expected,
             "claims": [[claim.agent, claim.steps, claim.pinned] for claim in self.claims],
         }
 
@@ -51,4 +54,10 @@ class WorkflowUpdate:
     def from_wire(cls, data: Mapping[str, Any]) -> WorkflowUpdate:
         """Decode what :meth:`to_wire` made."""
         claims = tuple(ClaimPrediction(agent=a, steps=s, pinned=p) for a, s, p in data["claims"])
-        return cls(workflow_id=data["id"], workflow_type=data["type"], claims=claims, retired=data["retired"])
+        return cls(
+            workflow_id=data["id"],
+            workflow_type=data["type"],
+            claims=claims,
+            retired=data["retired"],
+            expected=data["expected"],
+        )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from kvflow.hints import envelope, step_action
@@ -185,3 +186,27 @@ def pressure(server: Any) -> None:
     for index in range(40):
         workflow, agent = f"w{index % 2}", f"agent{index % 5}"
         server.step(workflow, agent, f"{agent} " * 40 + f"{index} " * 60, step_id=str(index))
+
+
+def test_kvflow_serve_starts_sglang_with_kvflow(model: Path, tmp_path: Path) -> None:
+    from kvflow.patches.cpu.launch import free_port, stop
+
+    port = free_port()
+    command = [str(Path(sys.executable).parent / "kvflow"), "serve", str(model), "--cpu", "--policy", "lru", "--strict"]
+    command += ["--", "--port", str(port), "--max-total-tokens", "2048"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        deadline_s = time.monotonic() + 120
+        status = None
+        while status is None and time.monotonic() < deadline_s:
+            assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
+            try:
+                status = httpx.get(f"http://127.0.0.1:{port}/kvflow/v1/status", timeout=20).json()
+            except httpx.TransportError:
+                time.sleep(0.3)
+        assert status is not None
+        assert status["replicas"][0]["policy"] == "lru"
+        assert status["settings"]["strict"] is True
+    finally:
+        stop(process)

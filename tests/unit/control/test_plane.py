@@ -206,3 +206,18 @@ def test_an_agent_the_graph_does_not_have_still_holds_its_context_while_it_runs(
     _, updates = take(plane, step("newcomer"))
     assert steps_of(updates[-1])["newcomer"] == 0
     assert plane.view()[0]["running"] == ["newcomer", "plan"]
+
+
+def test_the_next_workflow_of_a_type_is_expected_from_the_second_one_on(plane: ControlPlane, clock: Clock) -> None:
+    _, first = take(plane, step("plan", "w1"))
+    assert not any(update.expected for update in first)
+    take(plane, step("code", "w1"), step("test", "w1"), step("write", "w1"))
+    _, updates = take(plane, step("plan", "w2"))
+    [expected] = [update for update in updates if update.expected]
+    assert steps_of(expected) == {"plan": 5, "code": 6, "test": 7, "write": 8}  # four steps later, and then its own
+    take(plane, step(END, "w1", final=True), step(END, "w2", final=True))
+    assert plane.expire() == []
+    clock.now_s = 61
+    [gone] = plane.expire()
+    assert gone.expected
+    assert gone.retired

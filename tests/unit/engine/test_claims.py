@@ -203,3 +203,17 @@ def test_a_growing_conversation_keeps_its_tail(coordinator: Coordinator) -> None
     announce(coordinator, "w2", {"coder": 3})
     coordinator.tag(claim("w2", "coder"), [(node, 32)], fixed_tokens=0)
     assert coordinator.rank(node) == (EvictionClass.TAIL, -3)
+
+
+def test_a_fixed_prompt_is_held_for_the_workflow_to_come(coordinator: Coordinator) -> None:
+    node = FakeNode()
+    announce(coordinator, "w1", {"triage": 0})
+    coordinator.tag(claim("w1", "triage"), [(node, 64)], fixed_tokens=64)
+    retire(coordinator, "w1")
+    prediction = (ClaimPrediction(agent="triage", steps=4.5),)
+    expected = WorkflowUpdate(workflow_id="review", workflow_type="review", claims=prediction, expected=True)
+    coordinator.apply(expected)
+    assert coordinator.rank(node) == (EvictionClass.FIXED, -4.5)
+    assert len(coordinator.claims) == 0
+    retire(coordinator, "review")  # a workflow of that name is somebody else
+    assert coordinator.rank(node) == (EvictionClass.FIXED, -4.5)
