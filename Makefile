@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 OLD_SGLANG := $(VENV)/sglang-0.5.22
 OPENAI3 := $(VENV)/openai-3
 
-.PHONY: demo test unit lint setup clean help
+.PHONY: demo test unit lint types setup clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -39,6 +39,9 @@ lint: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/lint-imports
+
+types: $(READY)  ## pyright; needs node, so it is not part of `make test`
+	@$(BIN)/pyright
 
 unit: $(READY)  ## everything that needs no SGLang, in seconds
 	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/client tests/test_house.py

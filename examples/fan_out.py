@@ -7,6 +7,7 @@ Usage: python examples/fan_out.py [http://localhost:30000]
 
 import asyncio
 import sys
+from typing import Any
 
 from openai import AsyncOpenAI
 
@@ -26,7 +27,7 @@ GRAPH = (
 
 
 async def ask(system: str, user: str) -> str:
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     stream = await client.chat.completions.create(model="default", messages=messages, max_tokens=16, stream=True)
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
 

@@ -4,6 +4,7 @@ Usage: python examples/quickstart.py [http://localhost:30000]
 """
 
 import sys
+from typing import Any
 
 from openai import OpenAI
 
@@ -14,9 +15,9 @@ client = kvflow.instrument(OpenAI(base_url=f"{URL}/v1", api_key="none"))
 
 
 def ask(system: str, user: str) -> str:
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     answer = client.chat.completions.create(model="default", messages=messages, max_tokens=16)
-    return answer.choices[0].message.content
+    return answer.choices[0].message.content or ""
 
 
 @kvflow.agent("planner", fixed_prompt_messages=1)

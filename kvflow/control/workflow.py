@@ -43,9 +43,10 @@ class Workflow:
 
         A client that names no steps starts a new one whenever another agent has run in between.
         """
+        if step_id is None and self.latest is not None and self.latest[0] == agent:
+            step_id = self.latest[1]
         if step_id is None:
-            continues = self.latest is not None and self.latest[0] == agent
-            step_id = self.latest[1] if continues else f"{agent}#{sum(self.agents.values())}"
+            step_id = f"{agent}#{sum(self.agents.values())}"
         if self.latest != (agent, step_id):
             self.agents[agent] = self.agents.get(agent, 0) + 1
             self.latest = (agent, step_id)

@@ -19,7 +19,7 @@ _TEXTS_PER_DOCUMENT = 40
 
 def manual(module: str, chars: int) -> str:
     """Reference documentation of a standard-library module, in ASCII so that a byte is a token."""
-    text = pydoc.plaintext.document(importlib.import_module(module))
+    text = pydoc.render_doc(importlib.import_module(module), renderer=pydoc.plaintext)  # pyright: ignore
     return ascii_only(text)[:chars]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from kvflow.engine import PromptClaim
 
 ACTION_TYPE = "kvflow.claim"
-_UNREAD = object()
 
 
 def attach(envelope: dict[str, Any], claim: PromptClaim | None) -> dict[str, Any]:
@@ -32,9 +31,8 @@ def attach(envelope: dict[str, Any], claim: PromptClaim | None) -> dict[str, Any
 
 def claim_of(req: Any) -> PromptClaim | None:
     """Read the claim of a scheduler's request, once."""
-    claim = getattr(req, "_kvflow_claim", _UNREAD)
-    if claim is _UNREAD:
+    if not hasattr(req, "_kvflow_claim"):
         hints = req.kv_hints
         payloads = [a.payload for a in hints.actions if a.action_type == ACTION_TYPE] if hints is not None else []
-        claim = req._kvflow_claim = PromptClaim(**payloads[-1]) if payloads else None
-    return claim
+        req._kvflow_claim = PromptClaim(**payloads[-1]) if payloads else None
+    return req._kvflow_claim

@@ -15,7 +15,7 @@ def residency(cache: KvflowRadixCache) -> dict[str, Any]:
     by_class: Counter[str] = Counter()
     fixed: dict[str, Counter[str]] = {}
     nodes = 0
-    stack = list(core.root_node.children.values())
+    stack: list[Any] = list(core.root_node.children.values())
     while stack:
         node = stack.pop()
         stack.extend(node.children.values())

@@ -46,7 +46,7 @@ def build(context: Any) -> Any:
     if not book.holds(Feature.EVICTION):
         return create_unified_radix_cache(context)
     context.params.tree_core_backend = plugin.BACKEND
-    cache = create_unified_radix_cache(context, cache_class=KvflowRadixCache)
+    cache: Any = create_unified_radix_cache(context, cache_class=KvflowRadixCache)
     logger.info("kvflow evicts by %s on top of %s", cache.coordinator.policy, context.params.eviction_policy)
     return cache
 
@@ -82,17 +82,17 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.eviction_strategy = ClaimOrder(self.coordinator, self.eviction_strategy)
 
     def _new_node(self, priority: int = 0) -> Any:
-        node = super()._new_node(priority)
+        node: Any = super()._new_node(priority)
         node.owners = None
         return node
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
-        result = super()._split_node(key, child, split_len)
+        result: Any = super()._split_node(key, child, split_len)
         self.coordinator.split(result[0], child)
         return result
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
-        node = self.node_by_id(node_id)
+        node: Any = self.node_by_id(node_id)
         cls, tokens = self.class_of(node), len(node.key)
         result = super().evict_device_leaf(node_id, is_write_back)
         if result.backup_kv is None:  # else the node stays until demote()
@@ -100,7 +100,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         return result
 
     def demote(self, node_id: int) -> Any:
-        node = self.node_by_id(node_id)
+        node: Any = self.node_by_id(node_id)
         self.accounting.evicted(Tier.DEVICE, self.class_of(node), len(node.key))
         return super().demote(node_id)
 
@@ -126,8 +126,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         super().__init__(params)
         self.coordinator = self.tree_core.coordinator
         self.accounting = self.tree_core.accounting
-        labels = self.metrics_collector.labels if params.enable_metrics else None
-        self._exporter = Exporter(labels) if labels else None
+        self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
         self._stall_base_s = 0.0
         self._guard = Guard("claims and counters")
 
@@ -166,10 +165,11 @@ class KvflowRadixCache(UnifiedRadixCache):
             self._exporter.restart()
 
     def loading_check(self, finish_count: int | None = None) -> None:
-        pending = list(self.cache_controller.ack_load_queue) if self.cache_controller is not None else []
+        controller = self.cache_controller
+        pending = list(controller.ack_load_queue) if controller is not None else []
         super().loading_check(finish_count)
-        if pending:
-            for ack in pending[: len(pending) - len(self.cache_controller.ack_load_queue)]:
+        if controller is not None and pending:
+            for ack in pending[: len(pending) - len(controller.ack_load_queue)]:
                 if ack.timing_enabled:
                     self.accounting.counters.load_back_s += ack.start_event.elapsed_time(ack.finish_event) / 1000
 
@@ -211,7 +211,8 @@ class KvflowRadixCache(UnifiedRadixCache):
     def _path(self, req: Any) -> list[tuple[Any, int]]:
         """Nodes of a request's path with the position where each ends, deepest first."""
         path = []
-        node, end = self.tree_core.node_by_id(req.last_node), req.kv.cache_protected_len
+        node: Any = self.tree_core.node_by_id(req.last_node)
+        end = req.kv.cache_protected_len
         while node is not self.tree_core.root_node:
             path.append((node, end))
             end -= len(node.key)
