@@ -83,6 +83,11 @@ class Accounting:
         counters.computed_tokens += len(tokens) - hit
         counters.recomputed_tokens += self._ghost.observe(tokens, namespace, computed_from=hit)
 
+    def retracted(self, tokens: int) -> None:
+        """Count tokens computed again because a running request had to give up its memory."""
+        self.counters.computed_tokens += tokens
+        self.counters.recomputed_tokens += tokens
+
     def evicted(self, tier: Tier, cls: EvictionClass, tokens: int) -> None:
         """Count tokens that left a tier."""
         self.counters.evicted_tokens[f"{tier}/{cls.name.lower()}"] += tokens

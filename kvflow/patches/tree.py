@@ -174,10 +174,15 @@ class KvflowRadixCache(UnifiedRadixCache):
                     self.accounting.counters.load_back_s += ack.start_event.elapsed_time(ack.finish_event) / 1000
 
     def _count(self, req: Any) -> None:
-        """Count a request's hits once, when its first chunk has been computed."""
-        if getattr(req, "_kvflow_counted", False):
+        """Count a request's hits once its first chunk has been computed, and again after every retraction."""
+        counted = getattr(req, "_kvflow_counted_retractions", None)
+        if counted == req.retraction_count:
             return
-        req._kvflow_counted = True
+        req._kvflow_counted_retractions = req.retraction_count
+        if counted is not None:
+            tokens = len(req.origin_input_ids) + len(req.output_ids)
+            self.accounting.retracted(tokens - req.num_matched_prefix_tokens)
+            return
         hits = {
             Tier.DEVICE: req.cached_tokens_device,
             Tier.HOST: req.cached_tokens_host,

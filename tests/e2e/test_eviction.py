@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -150,3 +151,15 @@ def test_without_a_host_tier_the_next_agent_survives(start: Callable[..., Any]) 
             flood(server, 3 * FIXED_TOKENS, f"d{policy}")
             survivors[policy] = cached(server, prompts["near"])["device"]
         assert survivors == {"lru": 0, "steps": FIXED_TOKENS}
+
+
+def test_what_a_retracted_request_computes_again_is_counted(start: Callable[..., Any]) -> None:
+    env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"}
+    with start("--enable-kvflow", "--max-total-tokens", "2048", env=env) as server, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda i: server.generate(text(f"long{i}", 96), tokens=60), range(4)))
+        retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+        total = server.get("stats")["total"]
+    assert retractions > 0
+    assert total["requests"] == 4
+    assert total["recomputed_tokens"] > 0
+    assert total["computed_tokens"] == 4 * 96 + total["recomputed_tokens"]
