@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from kvflow.demo.measure import RoundRecord
 from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.link import Direction
 from kvflow.patches.cpu.publish import read_statistics
@@ -38,6 +39,32 @@ ARMS = (
     Arm(name="sglang hicache lru", policy="lru", kvflow=False),
     Arm(name="kvflow steps", policy="steps", kvflow=True, flags=("--enable-kvflow", "--kvflow-policy", "steps")),
 )
+
+
+@dataclass(slots=True)
+class ArmResult:
+    """Everything one arm did.
+
+    Attributes:
+        stall_s: seconds forward passes waited for load-backs.
+    """
+
+    arm: Arm
+    rounds: list[RoundRecord] = field(default_factory=list)
+    residency: list[dict[str, Any]] = field(default_factory=list)
+    stall_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain form for the result file."""
+        return {
+            "name": self.arm.name,
+            "policy": self.arm.policy,
+            "kvflow": self.arm.kvflow,
+            "stall_s": self.stall_s,
+            "steps": [step.as_dict() for record in self.rounds for step in record.steps],
+            "workflows": [workflow for record in self.rounds for workflow in record.workflows],
+            "residency": self.residency,
+        }
 
 
 class ArmServer:

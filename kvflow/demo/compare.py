@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kvflow.demo.arms import ArmResult
 from kvflow.demo.measure import RoundRecord
-
-if TYPE_CHECKING:
-    from kvflow.demo.run import ArmResult
 
 
 def compare(baseline: ArmResult, candidate: ArmResult) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 import kvflow
-from kvflow.demo.arms import ARMS, Arm, ArmServer
+from kvflow.demo.arms import ARMS, ArmResult, ArmServer
 from kvflow.demo.compare import compare, identical_tokens
 from kvflow.demo.corpus import source_files, trace_documents
 from kvflow.demo.measure import REQUEST_TIMEOUT_S, MeasuredModel, RoundRecord
@@ -50,32 +50,6 @@ class DemoSettings:
     at_once: int = 3
     stagger_s: float = 1.5
     trace: Path | None = None
-
-
-@dataclass(slots=True)
-class ArmResult:
-    """Everything one arm did.
-
-    Attributes:
-        stall_s: seconds forward passes waited for load-backs.
-    """
-
-    arm: Arm
-    rounds: list[RoundRecord] = field(default_factory=list)
-    residency: list[dict[str, Any]] = field(default_factory=list)
-    stall_s: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain form for the result file."""
-        return {
-            "name": self.arm.name,
-            "policy": self.arm.policy,
-            "kvflow": self.arm.kvflow,
-            "stall_s": self.stall_s,
-            "steps": [step.as_dict() for record in self.rounds for step in record.steps],
-            "workflows": [workflow for record in self.rounds for workflow in record.workflows],
-            "residency": self.residency,
-        }
 
 
 Progress = Callable[[str, int, int], None]

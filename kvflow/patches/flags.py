@@ -9,7 +9,7 @@ from typing import Any
 
 from kvflow import config
 from kvflow.errors import ConfigError, UnsupportedEngineError
-from kvflow.patches import plugin, versions
+from kvflow.patches import plugin, switch, versions
 from kvflow.patches.seams import Role
 from kvflow.policy import POLICIES, make_policy
 
@@ -41,7 +41,7 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
         UnsupportedEngineError: this SGLang, or this way of running it, is not supported.
         SeamMissingError: a seam does not hold and ``KVFLOW_STRICT`` is set.
     """
-    if not (args.enable_kvflow or plugin.enabled()):
+    if not (args.enable_kvflow or switch.enabled()):
         if args.kvflow_policy or args.kvflow_config:
             raise ConfigError("--kvflow-policy and --kvflow-config need --enable-kvflow")
         return server_args
@@ -53,8 +53,8 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
     make_policy(settings.eviction.policy)
     versions.require_supported()
     refuse_unsupported(server_args)
-    os.environ[plugin.ENABLE_VARIABLE] = "1"
-    server_args.radix_cache_backend = plugin.BACKEND
+    os.environ[switch.ENABLE_VARIABLE] = "1"
+    server_args.radix_cache_backend = switch.BACKEND
     plugin.attach(Role.HTTP).require(strict=settings.strict)
     return server_args
 
@@ -67,7 +67,7 @@ def refuse_unsupported(server_args: Any) -> None:
     """
     value = vars_of(server_args)
     refusals = (
-        (value("radix_cache_backend") not in (None, plugin.BACKEND), "--radix-cache-backend", "leave it out"),
+        (value("radix_cache_backend") not in (None, switch.BACKEND), "--radix-cache-backend", "leave it out"),
         (value("disable_radix_cache"), "--disable-radix-cache", "kvflow manages that cache: leave it out"),
         (value("tokenizer_worker_num", 1) > 1, "--tokenizer-worker-num > 1", "its workers load no plugins: use 1"),
         (_is_set("SGLANG_RUST_SERVER"), "SGLANG_RUST_SERVER", "it bypasses the Python front end: unset it"),

@@ -14,7 +14,7 @@ import kvflow
 from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavailableError
 from kvflow.graph import to_dict, to_dot, to_mermaid
 from kvflow.hints.models import FACT_MODELS
-from kvflow.patches import plugin, versions
+from kvflow.patches import switch, versions
 from kvflow.patches.front import Front
 from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer
@@ -39,7 +39,7 @@ async def status() -> Any:
         answers = await front.ask("status")
     except ServerUnavailableError as error:
         return _problem(503, error)
-    seams = [state.as_dict() | {"process": "http"} for state in plugin.books[Role.HTTP].states()]
+    seams = [state.as_dict() | {"process": "http"} for state in switch.books[Role.HTTP].states()]
     seams += [seam | {"process": "scheduler"} for seam in answers[0].data.get("seams", ())]
     return {
         "version": kvflow.__version__,

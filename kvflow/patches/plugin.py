@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-import os
 
 from kvflow.patches import cpu
 from kvflow.patches.catalog import seams_of
 from kvflow.patches.seams import Role, SeamBook
-
-ENABLE_VARIABLE = "KVFLOW_ENABLE"
-BACKEND = "kvflow"
-
-books: dict[Role, SeamBook] = {}
-"""State of the seams of this process."""
+from kvflow.patches.switch import books, enabled
 
 
 def register() -> None:
@@ -34,13 +28,8 @@ def register() -> None:
         attach(Role.SCHEDULER)
 
 
-def enabled() -> bool:
-    """Whether kvflow is switched on in this server."""
-    return os.environ.get(ENABLE_VARIABLE, "").lower() in ("1", "true", "on", "yes")
-
-
 def attach(role: Role) -> SeamBook:
-    """Apply the seams of one role to this process; what does not hold is logged, and reported by :data:`books`."""
+    """Apply the seams of one role to this process; what does not hold is logged, and reported by `switch.books`."""
     if role in books:
         return books[role]
     book = books[role] = SeamBook(seams_of(role))

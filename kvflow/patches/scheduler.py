@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.utils import TypeBasedDispatcher
 
-from kvflow.patches import plugin
+from kvflow.patches import switch
 from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.patches.residency import residency
@@ -60,7 +60,7 @@ def _status(cache: Any) -> dict[str, Any]:
         "cache": type(cache).__name__,
         "tree_core": type(getattr(cache, "tree_core", None)).__name__,
         "degraded": dict(degraded),
-        "seams": [state.as_dict() for state in plugin.books[Role.SCHEDULER].states()],
+        "seams": [state.as_dict() for state in switch.books[Role.SCHEDULER].states()],
     }
 
 

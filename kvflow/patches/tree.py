@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
 from kvflow.engine import Accounting, Coordinator, PromptClaim, Tier
-from kvflow.patches import plugin, stall
+from kvflow.patches import stall, switch
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
 from kvflow.patches.metrics import Exporter
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Register the cache backend and the tree core with SGLang."""
-    register_tree_core_backend(plugin.BACKEND, KvflowTreeCore)
-    register_radix_cache_backend(plugin.BACKEND, build)
+    register_tree_core_backend(switch.BACKEND, KvflowTreeCore)
+    register_radix_cache_backend(switch.BACKEND, build)
 
 
 def build(context: Any) -> Any:
@@ -41,11 +41,11 @@ def build(context: Any) -> Any:
         SeamMissingError: a seam does not hold and ``KVFLOW_STRICT`` is set.
     """
     settings = config.load()
-    book = plugin.books[Role.SCHEDULER]
+    book = switch.books[Role.SCHEDULER]
     book.require(strict=settings.strict)
     if not book.holds(Feature.EVICTION):
         return create_unified_radix_cache(context)
-    context.params.tree_core_backend = plugin.BACKEND
+    context.params.tree_core_backend = switch.BACKEND
     cache: Any = create_unified_radix_cache(context, cache_class=KvflowRadixCache)
     logger.info("kvflow evicts by %s on top of %s", cache.coordinator.policy, context.params.eviction_policy)
     return cache
