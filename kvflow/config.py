@@ -23,7 +23,8 @@ CONFIG_VARIABLE = "KVFLOW_CONFIG"
 
 _OTHER_VARIABLES = frozenset({"KVFLOW_CONFIG", "KVFLOW_ENABLE", "KVFLOW_URL", "KVFLOW_API_KEY", "KVFLOW_HINTS"})
 """Variables with the prefix that are not settings of the server: where the file is, and the client's own."""
-_OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_")
+_OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_", "KVFLOW_SERVICE_", "KVFLOW_PORT")
+"""Ours for other things, and what Kubernetes sets for a service that happens to be called kvflow."""
 
 
 class _Section(BaseModel):
@@ -61,6 +62,8 @@ class Pin(_Section):
     """How long a pin lasts when the client does not say how long the tool takes."""
     max_ttl_s: float = Field(default=600.0, ge=0)
     """No pin lasts longer, whatever the client says."""
+    max_calls: int = Field(default=256, ge=1)
+    """Tool calls a workflow can wait for at a time; further ones are rejected."""
 
 
 class Graph(_Section):

@@ -41,6 +41,7 @@ class GraphBook:
         graph = from_dict(document)
         self._declared[workflow_type] = graph
         self._declared.move_to_end(workflow_type)
+        self._learners.pop(workflow_type, None)
         if len(self._declared) > self._max_types:
             self._declared.popitem(last=False)
         return graph

@@ -75,7 +75,15 @@ class ControlPlane:
                 Outcome(action_id=item.action_id, action_type=item.action_type, status=status, reason=reason)
             )
         self.count(intake.outcomes)
-        return intake
+        return Intake(outcomes=intake.outcomes, updates=_latest(intake.updates))
+
+    def finish(self, workflow_id: str) -> list[WorkflowUpdate]:
+        """End a workflow whose final request has been answered."""
+        intake = Intake()
+        workflow = self._workflows.get(workflow_id)
+        if workflow is not None:
+            self._retire(workflow, intake)
+        return intake.updates
 
     def count(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes by action type and status; foreign action types are counted together."""
@@ -98,10 +106,6 @@ class ControlPlane:
                 if state.announced is not None:
                     intake.updates.append(replace(state.announced, claims=(), retired=True))
         return intake.updates
-
-    def snapshot(self) -> list[WorkflowUpdate]:
-        """Repeat the predictions of every live workflow, for an engine that has lost them."""
-        return [workflow.sent for workflow in self._workflows.values() if workflow.sent]
 
     def view(self) -> list[dict[str, Any]]:
         """Describe the live workflows, the one idle for longest first."""
@@ -152,12 +156,16 @@ class ControlPlane:
         if workflow is None:
             return Status.MISSING, "workflow is not live"
         self._touch(workflow)
+        if fact.agent not in workflow.agents:
+            return Status.MISSING, "this agent has not run in the workflow"
         key = (fact.agent, fact.call_id or fact.tool)
         if fact.event == "end":
             known = workflow.pins.pop(key, None) is not None
             self._predict(workflow, intake)
             return (Status.ACCEPTED, "") if known else (Status.MISSING, "no such tool call is pinned (any more)")
         pin = self._settings.pin
+        if len(workflow.pins) >= pin.max_calls and key not in workflow.pins:
+            return Status.REJECTED, f"workflow already waits for {len(workflow.pins)} calls (pin.max_calls)"
         wanted_s = fact.expected_s if fact.expected_s is not None else pin.default_ttl_s
         ttl_s = min(wanted_s, pin.max_ttl_s)
         workflow.pins[key] = self._clock() + ttl_s
@@ -211,10 +219,9 @@ class ControlPlane:
             current = self._workflows.get(current.parent_id) if current.parent_id else None
 
     def _predict(self, workflow: Workflow, intake: Intake) -> None:
-        if workflow.cursor is None:
-            known = self.graphs.find(workflow.workflow_type)
-            if known is not None:
-                workflow.follow(known.graph)
+        known = self.graphs.find(workflow.workflow_type)
+        if known is not None:
+            workflow.follow(known.graph)
         update = workflow.update(self._settings.eviction.prediction)
         if update != workflow.sent:
             workflow.sent = update
@@ -231,3 +238,15 @@ class ControlPlane:
         intake.updates.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
         )
+
+
+def _latest(updates: list[WorkflowUpdate]) -> list[WorkflowUpdate]:
+    """Leave out predictions that a later one of the same facts replaces; ends stay where they are."""
+    kept: list[WorkflowUpdate] = []
+    replaced: set[tuple[str, bool]] = set()
+    for update in reversed(updates):
+        key = (update.workflow_id, update.expected)
+        if update.retired or key not in replaced:
+            kept.append(update)
+        replaced.discard(key) if update.retired else replaced.add(key)
+    return kept[::-1]

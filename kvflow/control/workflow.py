@@ -33,7 +33,10 @@ class Workflow:
     sent: WorkflowUpdate | None = None
 
     def follow(self, graph: AgentStepGraph) -> None:
-        """Follow the run through a graph from here on."""
+        """Follow the run through a graph from here on; a graph it follows already is taken over as it is now."""
+        if self.cursor is not None:
+            self.cursor.graph = graph
+            return
         self.cursor = Cursor(graph)
         if self.latest is not None:
             self.cursor.start(*self.latest)

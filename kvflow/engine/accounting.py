@@ -12,6 +12,8 @@ from xxhash import xxh3_64_intdigest
 
 from kvflow.policy import EvictionClass
 
+_MIN_RUN_TOKENS = 64
+
 
 class Tier(StrEnum):
     """Where cached KV lives."""
@@ -58,12 +60,13 @@ class Accounting:
     """Counts hits, recomputes, evictions and loads for one engine.
 
     Args:
-        page_tokens: page size in tokens.
-        ghost_pages: how many page hashes to remember for telling a recompute from a first computation.
+        page_tokens: page size in tokens; pages are remembered in runs of at least 64 tokens.
+        ghost_pages: how many such runs to remember for telling a recompute from a first computation.
     """
 
     def __init__(self, page_tokens: int, ghost_pages: int = 262_144) -> None:
         self.counters = Counters()
+        page_tokens *= -(-_MIN_RUN_TOKENS // page_tokens)
         self._ghost = GhostPages(page_tokens, ghost_pages)
 
     def prompt(self, tokens: Sequence[int], namespace: str, hits: dict[Tier, int]) -> None:
@@ -124,14 +127,13 @@ class GhostPages:
         page_bytes = self._page_tokens * raw.itemsize
         data = raw.tobytes()
         first_computed = computed_from // self._page_tokens * page_bytes
-        digest = xxh3_64_intdigest(namespace.encode())
+        digest = xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
         for start in range(0, len(data) - page_bytes + 1, page_bytes):
             digest = xxh3_64_intdigest(data[start : start + page_bytes], digest)
-            if start < first_computed:
-                continue
             if digest in self._seen:
                 self._seen.move_to_end(digest)
-                known += self._page_tokens
+                if start >= first_computed:
+                    known += self._page_tokens
             else:
                 self._seen[digest] = None
         while len(self._seen) > self._capacity:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from kvflow.predict import WorkflowUpdate
 
 _MAX_ROLES = 65_536
+_MIN_WASTED = 4
+_TAIL_MEMORY = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +35,17 @@ class Role:
     @property
     def reuses_tails(self) -> bool:
         """Whether tails of this agent are worth keeping once its step is over: yes, until most proved not to be."""
-        return self.tails_wasted == 0 or 4 * self.tails_reused >= self.tails_wasted
+        return self.tails_wasted < _MIN_WASTED or 4 * self.tails_reused >= self.tails_wasted
+
+    def settle_tail(self, *, reused: bool) -> None:
+        """Add to the experience with this agent's tails; older experience fades."""
+        if self.tails_reused + self.tails_wasted >= _TAIL_MEMORY:
+            self.tails_reused //= 2
+            self.tails_wasted //= 2
+        if reused:
+            self.tails_reused += 1
+        else:
+            self.tails_wasted += 1
 
     def move(self, before: float | None, after: float | None) -> None:
         """Account for one claim whose steps changed."""
@@ -73,10 +85,7 @@ class Claim:
         """Enter into experience whether the latest tail was extended by a later prompt."""
         if self.tail_pending:
             self.tail_pending = False
-            if reused:
-                self.role.tails_reused += 1
-            else:
-                self.role.tails_wasted += 1
+            self.role.settle_tail(reused=reused)
 
     def set(self, steps: float | None, *, pinned: bool = False) -> bool:
         """Take over a prediction; tells whether anything changed."""
@@ -148,13 +157,6 @@ class ClaimTable:
                 claim = claims[prediction.agent] = Claim(self.role(update.workflow_type, prediction.agent))
             changed |= claim.set(prediction.steps, pinned=prediction.pinned)
         self.version += changed
-
-    def clear(self) -> None:
-        """Forget everything, as after a restart."""
-        self._workflows.clear()
-        self._expected.clear()
-        self._roles.clear()
-        self.version += 1
 
     def _retire(self, claims: dict[str, Claim]) -> None:
         for claim in claims.values():

@@ -19,14 +19,12 @@ class PromptClaim:
 
     Attributes:
         fixed_tokens: declared length of the fixed part in tokens; None leaves it to :class:`FixedPromptBoundary`.
-        final: the workflow ends with this request.
     """
 
     workflow_id: str
     workflow_type: str
     agent: str
     fixed_tokens: int | None = None
-    final: bool = False
 
 
 class Coordinator:
@@ -93,8 +91,11 @@ class Coordinator:
         held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
         if held is None:
             return
+        tail = [node for node, end in path if end > fixed_tokens]
         if first:
-            self._learn_from(held, [node for node, end in path if end > fixed_tokens])
+            self._learn_from(held, tail)
+            self.claims.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
+        held.tail_pending |= bool(tail)
         held.role.stamp += 1
         for node, end in path:
             if node.owners is None:
@@ -112,13 +113,6 @@ class Coordinator:
                 if not is_fixed:
                     claim.settle_tail(reused=True)
         held.settle_tail(reused=False)
-        held.tail_pending = bool(tail)
-
-    def retire(self, claim: PromptClaim) -> None:
-        """End the workflow of a claim, as its last request has finished."""
-        self.claims.apply(
-            WorkflowUpdate(workflow_id=claim.workflow_id, workflow_type=claim.workflow_type, retired=True)
-        )
 
     def split(self, upper: Node, lower: Node) -> None:
         """Hand the claims of a divided node to its new upper half."""
@@ -134,8 +128,3 @@ class Coordinator:
             owners.rank = self._policy.rank(owners.standing())
             owners.rank_version = version
         return owners.rank
-
-    def forget(self) -> None:
-        """Drop all predictions and learned boundaries; claims on nodes go with their nodes."""
-        self.claims.clear()
-        self.boundary = FixedPromptBoundary()

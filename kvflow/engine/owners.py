@@ -8,6 +8,7 @@ from kvflow.engine.claims import Claim, Role
 from kvflow.policy import Rank, Standing
 
 _PRUNE_FLOOR = 16
+_MAX_IDLE_ROLES = 64
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class Owners:
         if mark is None:
             self.fixed[claim.role] = FixedMark(stamp, claim)
             self.claims[claim] = True
+            self._prune()
             return
         mark.stamp = stamp
         if mark.first is not claim and not mark.shared:
@@ -67,9 +69,17 @@ class Owners:
         """Enter a claim whose dynamic tail covers the node."""
         self.rank_version = -1
         self.claims.setdefault(claim, False)
-        if len(self.claims) >= self._prune_at:
-            self.claims = {held: fixed for held, fixed in self.claims.items() if not held.retired}
-            self._prune_at = max(_PRUNE_FLOOR, 2 * len(self.claims))
+        self._prune()
+
+    def _prune(self) -> None:
+        """Keep memory bounded, whoever comes: drop what has ended, and beyond a limit roles that nobody claims."""
+        if max(len(self.claims), len(self.fixed)) < self._prune_at:
+            return
+        self.claims = {held: fixed for held, fixed in self.claims.items() if not held.retired}
+        idle = [role for role in self.fixed if role.steps is None]
+        for role in idle[: max(0, len(self.fixed) - _MAX_IDLE_ROLES)]:
+            del self.fixed[role]
+        self._prune_at = max(_PRUNE_FLOOR, 2 * max(len(self.claims), len(self.fixed)))
 
     def standing(self) -> Standing:
         """Add up the claims: minimum over sharers and over concurrent workflows."""
@@ -86,12 +96,8 @@ class Owners:
             fixed_steps=min(fixed, default=None),
             tail_steps=min(tail, default=None),
             pinned=any(claim.pinned for claim in self.claims),
-            retired=not self._current() and not any(self._alive(*item) for item in self.claims.items()),
+            retired=not self._current() and all(claim.retired for claim in self.claims),
         )
-
-    @staticmethod
-    def _alive(claim: Claim, is_fixed: bool) -> bool:
-        return not claim.retired if is_fixed else claim.keeps_tail
 
     def _current(self) -> bool:
         """Whether the node is some role's fixed prompt as it stands, which later workflows will want."""

@@ -16,6 +16,8 @@ PROTOCOL_VERSION = "1.0"
 ACTION_VERSION = "1"
 MAX_ACTIONS = 64
 MAX_ENVELOPE_BYTES = 64 * 1024
+"""How large an envelope the client makes."""
+MAX_PAYLOAD_BYTES = 16 * 1024
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -46,21 +48,27 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Action(_Strict):
+class _Lenient(BaseModel):
+    """What others write too: keys we do not know are theirs."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class Action(_Lenient):
     """One action of an envelope, payload not yet understood (SGLang ``KvHintAction``)."""
 
-    action_id: Identifier
-    action_type: Name
-    action_version: Name
+    action_id: str
+    action_type: str
+    action_version: str
     payload: dict[str, Any] = Field(default_factory=dict)
 
 
-class Envelope(_Strict):
+class Envelope(_Lenient):
     """SGLang's ``kv_hints`` envelope (``KvHintsEnvelope``, RFC #36224)."""
 
-    protocol_version: Name
-    message_id: Identifier
-    actions: Annotated[list[Action], Field(max_length=MAX_ACTIONS)] = Field(default_factory=list)
+    protocol_version: str
+    message_id: str
+    actions: list[Action] = Field(default_factory=list)
 
 
 class StepFact(_Strict):
@@ -139,7 +147,6 @@ def decode_envelope(value: object) -> DecodedHints:
     """
     if not isinstance(value, Mapping):
         raise HintDecodeError("kv_hints", f"must be an object, got {type(value).__name__}")
-    _check_size(value)
     try:
         envelope = Envelope.model_validate(value)
     except ValidationError as error:
@@ -158,6 +165,9 @@ def decode_envelope(value: object) -> DecodedHints:
                 )
             )
             continue
+        if len(facts) == MAX_ACTIONS:
+            raise HintDecodeError(f"actions.{index}", f"at most {MAX_ACTIONS} actions of kvflow are allowed")
+        _check_size(action.payload, f"actions.{index}.payload")
         try:
             fact = FACT_MODELS[action.action_type].model_validate(action.payload)
         except ValidationError as error:
@@ -174,13 +184,13 @@ def _unsupported_reason(action: Action) -> str:
     return ""
 
 
-def _check_size(value: Mapping[str, Any]) -> None:
+def _check_size(payload: Mapping[str, Any], field: str) -> None:
     try:
-        size = len(json.dumps(value))
+        size = len(json.dumps(payload))
     except (TypeError, ValueError, RecursionError) as error:
-        raise HintDecodeError("kv_hints", f"is not JSON: {error}") from None
-    if size > MAX_ENVELOPE_BYTES:
-        raise HintDecodeError("kv_hints", f"is {size} bytes; at most {MAX_ENVELOPE_BYTES} are allowed")
+        raise HintDecodeError(field, f"is not JSON: {error}") from None
+    if size > MAX_PAYLOAD_BYTES:
+        raise HintDecodeError(field, f"is {size} bytes; at most {MAX_PAYLOAD_BYTES} are allowed")
 
 
 def _decode_error(error: ValidationError, prefix: str = "") -> HintDecodeError:

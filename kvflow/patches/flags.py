@@ -71,6 +71,9 @@ def refuse_unsupported(server_args: Any) -> None:
         (value("disable_radix_cache"), "--disable-radix-cache", "kvflow manages that cache: leave it out"),
         (value("tokenizer_worker_num", 1) > 1, "--tokenizer-worker-num > 1", "its workers load no plugins: use 1"),
         (_is_set("SGLANG_RUST_SERVER"), "SGLANG_RUST_SERVER", "it bypasses the Python front end: unset it"),
+        (value("smg_grpc_mode") or value("grpc_mode"), "gRPC mode", "it has no HTTP routes: leave it out"),
+        (value("use_ray"), "--use-ray", "its actors load no plugins: leave it out"),
+        (value("enable_dp_attention"), "--enable-dp-attention", "not supported yet: leave it out"),
         (value("pp_size", 1) > 1, "--pp-size > 1", "pipeline stages would decide at different times: use --tp-size"),
         (
             value("hicache_host_memory_mode", "cache") == "buffer_only",
@@ -108,4 +111,4 @@ def vars_of(server_args: Any) -> Any:
 
 
 def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on")
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "on", "y", "t")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import msgspec
+from sglang.utils import TypeBasedDispatcher
 
 from kvflow import config
 from kvflow.control import ControlPlane
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
-from kvflow.hints import DecodedFact, Outcome, StepFact, decode_envelope
+from kvflow.hints import DecodedFact, Outcome, Status, StepFact, decode_envelope
 from kvflow.patches import claim
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.predict import WorkflowUpdate
@@ -23,6 +25,34 @@ logger = logging.getLogger(__name__)
 
 _EXPIRY_PERIOD_S = 0.25
 _ANSWER_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What travels on with a request.
+
+    Attributes:
+        envelope: its hints with the claim in place; None if they were malformed and we are lenient.
+        last_of: workflow that ends when this request has been answered.
+    """
+
+    envelope: dict[str, Any] | None = None
+    last_of: str | None = None
+
+
+class _Question:
+    """Answers gathered so far, one expected of every replica."""
+
+    def __init__(self, replicas: int) -> None:
+        self.done: asyncio.Future[list[KvflowAnswer]] = asyncio.get_running_loop().create_future()
+        self._answers: list[KvflowAnswer] = []
+        self._replicas = replicas
+
+    def add(self, answer: KvflowAnswer) -> None:
+        """Take one more answer."""
+        self._answers.append(answer)
+        if len(self._answers) == self._replicas and not self.done.done():
+            self.done.set_result(self._answers)
 
 
 class Front:
@@ -38,6 +68,9 @@ class Front:
         self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
         self._timer: asyncio.Task[None] | None = None
+        self._questions: dict[str, _Question] = {}
+        self._replicas = tokenizer_manager.server_args.dp_size
+        tokenizer_manager._result_dispatcher += TypeBasedDispatcher([(KvflowAnswer, self.receive)])
 
     @classmethod
     def of(cls, tokenizer_manager: Any) -> Front:
@@ -47,11 +80,8 @@ class Front:
             front = tokenizer_manager._kvflow_front = cls(tokenizer_manager)
         return front
 
-    def admit(self, envelope: Any) -> dict[str, Any] | None:
+    def admit(self, envelope: Any) -> Admission:
         """Take the facts of one request and send what they change ahead of it.
-
-        Returns:
-            the envelope that travels on with the request, or None if its hints were malformed and we are lenient.
 
         Raises:
             HintDecodeError: the hints are malformed and ``intake.strict`` is set.
@@ -64,10 +94,19 @@ class Front:
             if self.settings.intake.strict:
                 raise
             logger.debug("request runs without its hints: %s", error)
-            return None
+            return Admission()
         self.plane.count(decoded.outcomes)
-        self._take(decoded.facts)
-        return claim.attach(envelope, _prompt_claim(decoded.facts))
+        outcomes = self._take(decoded.facts)
+        step = _own_step(decoded.facts, outcomes)
+        if step is None:
+            return Admission(envelope=claim.attach(envelope, None))
+        # A named step says itself when it ends; one without a name ends with its request.
+        last_of = step.workflow_id if step.final and step.step_id is None else None
+        return Admission(envelope=claim.attach(envelope, self._claim(step)), last_of=last_of)
+
+    def answered(self, workflow_id: str) -> None:
+        """The last request of a workflow has been answered, or given up."""
+        self.send(self.plane.finish(workflow_id))
 
     def events(self, envelope: Any) -> list[Outcome]:
         """Take facts that come without a request.
@@ -91,15 +130,22 @@ class Front:
         """
         self._tokenizer_manager.auto_create_handle_loop()
         query = KvflowQuery(op=op, query_id=uuid4().hex, arguments=arguments)
-        for _ in range(2):  # a late answer to an abandoned question can take the place of ours once
-            try:
-                call = self._tokenizer_manager.kvflow_communicator(query)
-                answers = await asyncio.wait_for(call, _ANSWER_TIMEOUT_S)
-            except TimeoutError:
-                continue
-            if all(answer.query_id == query.query_id for answer in answers):
-                return answers
-        raise ServerUnavailableError(f"the schedulers did not answer {op!r} within {_ANSWER_TIMEOUT_S:g} s")
+        waiting = self._questions[query.query_id] = _Question(self._replicas)
+        try:
+            self._tokenizer_manager._dispatch_to_scheduler(query)
+            return await asyncio.wait_for(waiting.done, _ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            raise ServerUnavailableError(
+                f"the schedulers did not answer {op!r} within {_ANSWER_TIMEOUT_S:g} s"
+            ) from None
+        finally:
+            del self._questions[query.query_id]
+
+    def receive(self, answer: KvflowAnswer) -> None:
+        """Take the answer of one replica; late ones to abandoned questions are dropped."""
+        question = self._questions.get(answer.query_id)
+        if question is not None:
+            question.add(answer)
 
     def send(self, updates: list[WorkflowUpdate]) -> None:
         """Send predictions to every rank of every replica, ahead of later requests."""
@@ -113,6 +159,19 @@ class Front:
             self._timer = asyncio.get_running_loop().create_task(self._expire())
         return intake.outcomes
 
+    def _claim(self, step: StepFact) -> PromptClaim:
+        """Whose prompt a request carries; its fixed part as the request says, or else as the graph does."""
+        fixed_tokens = step.fixed_prompt_tokens
+        known = self.plane.graphs.find(step.workflow_type) if fixed_tokens is None else None
+        if known is not None and step.agent in known.graph:
+            fixed_tokens = known.graph.fixed_prompt_tokens(step.agent)
+        return PromptClaim(
+            workflow_id=step.workflow_id,
+            workflow_type=step.workflow_type,
+            agent=step.agent,
+            fixed_tokens=fixed_tokens,
+        )
+
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRY_PERIOD_S)
@@ -122,16 +181,9 @@ class Front:
                 logger.exception("kvflow: expiry failed; trying again")
 
 
-def _prompt_claim(facts: tuple[DecodedFact, ...]) -> PromptClaim | None:
-    """Whose prompt a request carries: the last step its facts start."""
-    for item in reversed(facts):
-        fact = item.fact
-        if isinstance(fact, StepFact) and fact.event == "start":
-            return PromptClaim(
-                workflow_id=fact.workflow_id,
-                workflow_type=fact.workflow_type,
-                agent=fact.agent,
-                fixed_tokens=fact.fixed_prompt_tokens,
-                final=fact.final,
-            )
+def _own_step(facts: tuple[DecodedFact, ...], outcomes: list[Outcome]) -> StepFact | None:
+    """The step a request belongs to: the last one its facts start, if it was accepted."""
+    for item, outcome in zip(reversed(facts), reversed(outcomes), strict=True):
+        if isinstance(item.fact, StepFact) and item.fact.event == "start":
+            return item.fact if outcome.status is Status.ACCEPTED else None
     return None

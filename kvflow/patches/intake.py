@@ -1,20 +1,25 @@
-"""Where requests bring their hints: /generate, chat completions, completions and ``Engine.generate``."""
+"""Where requests bring their hints: /generate, chat completions and completions."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import cache
 from typing import Any
 
 from kvflow import config
 from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import decode_envelope
-from kvflow.patches.front import Front
+from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import Guard
 
+logger = logging.getLogger(__name__)
+
 _RENDERED_PREFIXES = 512
+_MIN_SHARE = 0.9
 _rendered: OrderedDict[str, list[int]] = OrderedDict()
 _taking = Guard("taking hints")
 _counting = Guard("counting fixed messages")
@@ -33,23 +38,39 @@ def generate_contract(result: str | None, body: Any) -> str | None:
     return None
 
 
-def request(self: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
-    """Take the facts of a request (hook before ``TokenizerManager.generate_request``).
+def request(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    """Take the facts of a request (hook around ``TokenizerManager.generate_request``, an async generator).
 
     Raises:
         HintDecodeError: the hints are malformed and ``intake.strict`` is set.
     """
     hints = getattr(obj, "kv_hints", None)
     if hints is None:
-        return
+        return original(self, obj, *args, **kwargs)
+    front = Front.of(self)
+    admissions: list[Admission] = []
     try:
-        front = Front.of(self)
-        obj.kv_hints = [front.admit(hint) for hint in hints] if isinstance(hints, list) else front.admit(hints)
+        admissions = [front.admit(hint) for hint in (hints if isinstance(hints, list) else [hints])]
+        envelopes = [admission.envelope for admission in admissions]
+        obj.kv_hints = envelopes if isinstance(hints, list) else envelopes[0]
     except HintDecodeError:
         raise
     except Exception:
         _taking.note()
         obj.kv_hints = None
+    answers = original(self, obj, *args, **kwargs)
+    ending = [admission.last_of for admission in admissions if admission.last_of is not None]
+    return _until_answered(answers, front, ending) if ending else answers
+
+
+async def _until_answered(answers: AsyncIterator[Any], front: Front, workflow_ids: list[str]) -> AsyncIterator[Any]:
+    """Pass answers on; when they end, or nobody wants them any more, so do these workflows."""
+    try:
+        async for answer in answers:
+            yield answer
+    finally:
+        for workflow_id in workflow_ids:
+            front.answered(workflow_id)
 
 
 def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
@@ -63,8 +84,10 @@ def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
     adapted, _ = result
     hints = _carry(adapted, raw_request)
     if hints is not None:
-        arguments = (hints, self.tokenizer_manager.tokenizer, request, adapted)
-        adapted.kv_hints = _counting.run(_count_fixed_messages, *arguments, default=hints)
+        try:
+            adapted.kv_hints = _count_fixed_messages(hints, self.tokenizer_manager.tokenizer, request, adapted)
+        except Exception:
+            _counting.note()
     return result
 
 
@@ -89,12 +112,14 @@ def _carry(adapted: Any, raw_request: Any) -> dict[str, Any] | None:
     return hints
 
 
+@cache
 def _strict() -> bool:
+    """Read once: settings do not change while a server runs, and the file they came from may."""
     return config.load().intake.strict
 
 
 def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: Any) -> dict[str, Any]:
-    """Turn ``fixed_prompt_messages`` into ``fixed_prompt_tokens`` of this prompt."""
+    """Turn ``fixed_prompt_messages`` into ``fixed_prompt_tokens`` of this prompt, where that is possible."""
 
     def counted(action: dict[str, Any]) -> dict[str, Any]:
         payload = action.get("payload", {})
@@ -102,23 +127,43 @@ def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, a
         if action["action_type"] != "kvflow.step" or count is None or "fixed_prompt_tokens" in payload:
             return action
         tokens = _fixed_tokens(tokenizer, request, adapted, count)
-        return {**action, "payload": {**payload, "fixed_prompt_tokens": tokens}}
+        return action if tokens is None else {**action, "payload": {**payload, "fixed_prompt_tokens": tokens}}
 
     return {**hints, "actions": [counted(action) for action in hints.get("actions", ())]}
 
 
-def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int:
-    """Tokens the first ``count`` messages have in common with the whole rendered prompt."""
-    messages = [message.model_dump(exclude_none=True) for message in request.messages[:count]]
-    tools = [tool.function.model_dump() for tool in request.tools] if request.tools else None
-    key = json.dumps([messages, tools], default=str)
+def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int | None:
+    """Tokens the first ``count`` messages have in common with the whole rendered prompt.
+
+    None where rendering them alone does not give the beginning of the whole (a template of its own, or one that
+    cannot render them): the boundary is then learned from prompts as without a declaration.
+    """
+    messages = [_plain(message.model_dump(exclude_none=True)) for message in request.messages[:count]]
+    tools = [tool.model_dump() for tool in request.tools] if request.tools else None
+    extra = request.chat_template_kwargs or {}
+    key = json.dumps([messages, tools, extra], default=str)
     rendered = _rendered.get(key)
     if rendered is None:
-        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=False)
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=False, **extra
+            )
+        except Exception as error:  # templates are other people's programs
+            logger.debug("fixed_prompt_messages cannot be rendered alone: %s", error)
+            text = ""
         rendered = _rendered[key] = tokenizer.encode(text, add_special_tokens=False)
         while len(_rendered) > _RENDERED_PREFIXES:
             _rendered.popitem(last=False)
     prompt = adapted.input_ids
     if prompt is None:
         prompt = tokenizer.encode(adapted.text, add_special_tokens=False)
-    return common_prefix(rendered, list(prompt))
+    common = common_prefix(rendered, list(prompt))
+    return common if rendered and common >= _MIN_SHARE * len(rendered) else None
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """Join text parts, as SGLang does for templates that take strings."""
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = " ".join(part["text"] for part in content if part.get("type") == "text")
+    return message

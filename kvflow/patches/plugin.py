@@ -11,7 +11,7 @@ import multiprocessing
 
 from kvflow.patches import cpu
 from kvflow.patches.catalog import seams_of
-from kvflow.patches.seams import Role, SeamBook
+from kvflow.patches.seams import Feature, Role, SeamBook
 from kvflow.patches.switch import books, enabled
 
 
@@ -34,16 +34,14 @@ def attach(role: Role) -> SeamBook:
         return books[role]
     book = books[role] = SeamBook(seams_of(role))
     book.apply()
+    if role is not Role.LAUNCH and book.holds(Feature.HINTS):
+        from kvflow.patches import messages
+
+        messages.announce()
     if role is Role.SCHEDULER:
-        from kvflow.patches import messages, tree
+        from kvflow.patches import tree
 
-        messages.announce()
         tree.register()
-    elif role is Role.HTTP:
-        from kvflow.patches import messages, query
-
-        messages.announce()
-        query.register()
     return book
 
 

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
-from kvflow.engine import Accounting, Coordinator, PromptClaim, Tier
+from kvflow.engine import Accounting, Coordinator, Tier
 from kvflow.patches import stall, switch
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
@@ -114,7 +114,7 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def class_of(self, node: Any) -> EvictionClass:
         """Order class a node is in now."""
-        return EvictionClass(self.coordinator.rank(node)[0])
+        return EvictionClass(self.eviction_strategy.get_priority(node)[0][0])
 
 
 class KvflowRadixCache(UnifiedRadixCache):
@@ -128,7 +128,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.accounting = self.tree_core.accounting
         self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
         self._stall_base_s = 0.0
-        self._guard = Guard("claims and counters")
+        self._tagging = Guard("claims")
+        self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 
     def reset(self) -> None:
         super().reset()
@@ -138,17 +139,8 @@ class KvflowRadixCache(UnifiedRadixCache):
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)
         if not self.disable:
-            self._guard.run(self._after_checkpoint, req, default=None)
-
-    def _after_checkpoint(self, req: Any) -> None:
-        self._count(req)
-        claim = claim_of(req)
-        if claim is not None and req.lock is not None:
-            self._tag(req, claim)
-        if req.finished():
-            if claim is not None and claim.final:
-                self.coordinator.retire(claim)
-            self.publish()
+            self._tagging.run(self._tag, req, default=None)
+            self._counting.run(self._count, req, default=None)
 
     def publish(self) -> None:
         """Bring the counters and their series up to date."""
@@ -169,19 +161,24 @@ class KvflowRadixCache(UnifiedRadixCache):
         pending = list(controller.ack_load_queue) if controller is not None else []
         super().loading_check(finish_count)
         if controller is not None and pending:
-            for ack in pending[: len(pending) - len(controller.ack_load_queue)]:
-                if ack.timing_enabled:
-                    self.accounting.counters.load_back_s += ack.start_event.elapsed_time(ack.finish_event) / 1000
+            done = pending[: len(pending) - len(controller.ack_load_queue)]
+            self._counting.run(self._count_loads, done, default=None)
+
+    def _count_loads(self, acks: list[Any]) -> None:
+        for ack in acks:
+            if ack.timing_enabled:
+                self.accounting.counters.load_back_s += ack.start_event.elapsed_time(ack.finish_event) / 1000
 
     def _count(self, req: Any) -> None:
         """Count a request's hits once its first chunk has been computed, and again after every retraction."""
+        if req.finished():
+            self.publish()
         counted = getattr(req, "_kvflow_counted_retractions", None)
         if counted == req.retraction_count:
             return
         req._kvflow_counted_retractions = req.retraction_count
         if counted is not None:
-            tokens = len(req.origin_input_ids) + len(req.output_ids)
-            self.accounting.retracted(tokens - req.num_matched_prefix_tokens)
+            self.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return
         hits = {
             Tier.DEVICE: req.cached_tokens_device,
@@ -190,8 +187,11 @@ class KvflowRadixCache(UnifiedRadixCache):
         }
         self.accounting.prompt(req.origin_input_ids, f"{req.extra_key}/{req.cache_salt}", hits)
 
-    def _tag(self, req: Any, claim: PromptClaim) -> None:
-        """Enter a claim on the path of a request, split where its fixed prompt ends."""
+    def _tag(self, req: Any) -> None:
+        """Enter a request's claim on its path, split where its fixed prompt ends."""
+        claim = claim_of(req)
+        if claim is None or req.lock is None:
+            return
         fixed_tokens = getattr(req, "_kvflow_fixed_tokens", None)
         first = fixed_tokens is None
         if first:

@@ -16,9 +16,9 @@ class EvictionClass(IntEnum):
     """Order classes, first to leave first."""
 
     RETIRED = 0
-    """Used only by workflows that have ended, or a tail that experience says nobody will extend."""
+    """Used only by workflows that have ended."""
     UNCLAIMED = 1
-    """Never hinted, or nobody is expected to use it again."""
+    """Never hinted, or nobody is expected to use it again, or a tail that experience says nobody will extend."""
     TAIL = 2
     """The dynamic part of a prompt whose workflow lives and will run the agent again."""
     FIXED = 3
@@ -35,7 +35,7 @@ class Standing:
         fixed_steps: least steps-to-execution among the claims that hold the node as fixed prompt; None without any.
         tail_steps: the same for claims that hold it as dynamic tail worth keeping.
         pinned: at least one live claim on the node is softly pinned.
-        retired: the node has been claimed, and no claim on it is alive or worth keeping.
+        retired: the node has been claimed, and every workflow that did so has ended.
     """
 
     fixed_steps: float | None = None

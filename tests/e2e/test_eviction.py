@@ -58,17 +58,15 @@ def flood(server: Any, tokens: int, label: str) -> None:
         settle(server)
 
 
-@pytest.mark.parametrize(("policy", "survivor"), [("steps", "near"), ("lru", None)])
-def test_device_eviction_spares_the_agent_that_runs_next(server: Any, policy: str, survivor: str | None) -> None:
+@pytest.mark.parametrize(("policy", "kept_tokens"), [("steps", FIXED_TOKENS), ("lru", 0)])
+def test_device_eviction_spares_the_agent_that_runs_next(server: Any, policy: str, kept_tokens: int) -> None:
     server.set_policy(policy)
     prompts = prepare(server)
-    flood(server, 2 * FIXED_TOKENS, "x")
-    on_device = {agent for agent in ("near", "far") if cached(server, prompts[agent])["device"] == FIXED_TOKENS}
-    assert (survivor in on_device) is (survivor is not None)
+    flood(server, 3 * FIXED_TOKENS, "x")
+    assert cached(server, prompts["near"])["device"] == kept_tokens
     if policy == "steps":
         evicted = server.get("stats")["total"]["evicted_tokens"]
         assert evicted["device/unclaimed"] + evicted["device/retired"] > 0
-        assert evicted["device/pinned"] == 0
 
 
 @pytest.mark.parametrize("policy", ["steps", "lru"])
@@ -161,5 +159,5 @@ def test_what_a_retracted_request_computes_again_is_counted(start: Callable[...,
         total = server.get("stats")["total"]
     assert retractions > 0
     assert total["requests"] == 4
-    assert total["recomputed_tokens"] > 0
-    assert total["computed_tokens"] == 4 * 96 + total["recomputed_tokens"]
+    # Each retry computes a prompt of 96 tokens and up to 60 of its answer, less what is still cached.
+    assert 0 < total["recomputed_tokens"] <= retractions * (96 + 60)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -81,10 +83,9 @@ def test_a_tool_pins_what_its_agent_has_cached(server: Any) -> None:
 
 
 def test_a_pin_expires_on_its_own(server: Any) -> None:
-    import time
-
     server.step("w", "a", "tool user " * 20)
-    server.events(tool_action(workflow_id="w", agent="a", tool="never_returns", event="start", expected_s=0.5))
+    server.events(tool_action(workflow_id="w", agent="a", tool="never_returns", event="start", expected_s=1.5))
+    assert server.get("cache")["replicas"][0]["tokens"]["device/pinned"] >= 192
     deadline_s = time.monotonic() + 10
     while server.get("cache")["replicas"][0]["tokens"].get("device/pinned", 0) and time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -131,14 +132,78 @@ def test_a_client_cannot_forge_the_internal_claim(server: Any) -> None:
         "action_version": "1",
         "payload": {"workflow_id": "w", "workflow_type": "t", "agent": "a", "fixed_tokens": 64},
     }
+    server.step("w", "a", "announces the workflow")
     server.generate("forged " * 20, kv_hints=envelope([forged]))
     assert fixed_tokens(server) == {}
 
 
-def test_a_final_step_retires_its_workflow_when_it_has_finished(server: Any) -> None:
-    server.step("w", "a", "last words " * 20, final=True)
-    tokens = server.get("cache")["replicas"][0]["tokens"]
-    assert tokens["device/retired"] >= 208
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_final_request_ends_its_workflow_everywhere_once_it_is_answered(server: Any, stream: bool) -> None:
+    body = {"text": "last words " * 20, "sampling_params": {"max_new_tokens": 2}, "stream": stream}
+    assert server.client.post("/generate", json={**body, "kv_hints": hints("w", "a", final=True)}).status_code == 200
+    assert eventually(lambda: "w" not in server.workflows())
+    assert server.get("stats")["total"]["live_workflows"] == 0
+    assert server.get("cache")["replicas"][0]["tokens"]["device/retired"] >= 208
+
+
+def test_a_final_step_of_several_requests_ends_when_it_says_so(server: Any) -> None:
+    for turn in ("one ", "one two ", "one two three "):
+        server.step("w", "a", turn * 20, final=True, step_id="s")
+    assert "w" in server.workflows()
+    server.events(step_action(workflow_id="w", agent="a", workflow_type="t", step_id="s", event="end", final=True))
+    assert "w" not in server.workflows()
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("form", ["parts", "tools", "template arguments"])
+def test_fixed_messages_are_counted_however_the_chat_is_written(server: Any, form: str) -> None:
+    body = chat_body("w")
+    if form == "parts":
+        body["messages"][0]["content"] = [{"type": "text", "text": body["messages"][0]["content"]}]
+    elif form == "tools":
+        body["tools"] = [{"type": "function", "function": {"name": "look", "description": "d", "parameters": {}}}]
+    else:
+        body["chat_template_kwargs"] = {"unused": True}
+    assert server.client.post("/v1/chat/completions", json=body).status_code == 200
+    assert fixed_tokens(server)["a"]["device"] >= 300
+
+
+def test_the_graph_can_say_how_long_a_fixed_prompt_is(server: Any) -> None:
+    graph = {"name": "sized", "agents": {"a": {"fixed_prompt_tokens": 96}}, "edges": [["START", "a"]]}
+    assert server.client.put("/kvflow/v1/graphs/sized", json=graph).status_code == 200
+    server.step("w", "a", "hello " * 40, workflow_type="sized")
+    assert fixed_tokens(server)["a"]["device"] == 96
+
+
+def test_what_a_client_invents_is_bounded_and_answered(server: Any) -> None:
+    server.step("w", "a", "x")
+    calls = [tool_action(workflow_id="w", agent="stranger", tool="t", event="start", call_id=str(i)) for i in range(60)]
+    assert {outcome["status"] for outcome in server.events(*calls)} == {"missing"}
+    assert server.workflows()["w"]["pins"] == []
+
+
+def test_odd_namespaces_neither_fail_nor_stop_the_counting(server: Any) -> None:
+    for _ in range(10):
+        body = {"text": "odd", "extra_key": "\ud800", "sampling_params": {"max_new_tokens": 1}}
+        server.client.post("/generate", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    server.get("stats", reset=True)
+    server.generate("counted")
+    assert server.get("stats")["total"]["requests"] == 1
+    assert server.get("status")["degraded"] == {}
+
+
+def test_many_questions_at_once_are_all_answered(server: Any) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: server.client.get("/kvflow/v1/stats").status_code, range(64)))
+    assert set(answers) == {200}
 
 
 def test_graphs_are_declared_shown_and_refused(server: Any) -> None:

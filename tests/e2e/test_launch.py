@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from kvflow.hints import envelope, step_action
+from kvflow.hints import envelope, step_action, tool_action
+from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -42,6 +45,10 @@ def test_help_lists_our_flags(model: Path) -> None:
         (("--enable-kvflow", "--disable-radix-cache"), {}, "--disable-radix-cache"),
         (("--enable-kvflow", "--tokenizer-worker-num", "2"), {}, "tokenizer-worker-num"),
         (("--enable-kvflow", "--radix-cache-backend", "mine"), {}, "--radix-cache-backend"),
+        (("--enable-kvflow", "--pp-size", "2"), {}, "--pp-size"),
+        (("--enable-kvflow", "--disaggregation-mode", "prefill"), {}, "disaggregation"),
+        (("--enable-kvflow", "--enable-lmcache"), {}, "--enable-lmcache"),
+        (("--enable-kvflow", "--hicache-host-memory-mode", "buffer_only"), {}, "buffer_only"),
         (("--enable-kvflow",), {"SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
         (("--enable-kvflow",), {"KVFLOW_EVICTOIN__POLICY": "lru"}, "KVFLOW_EVICTOIN__POLICY"),
         (("--enable-kvflow",), {"KVFLOW_EVICTION__POLICY": "newest"}, "choose one of lru, steps"),
@@ -64,9 +71,12 @@ def test_installed_but_off_nothing_of_kvflow_is_there(start: Callable[..., Any])
         hinted = server.generate("hello", kv_hints=envelope([step_action(workflow_id="w", agent="a")]))
         assert hinted["output_ids"]
         log = server.log.read_text()
-    assert "kvflow evicts" not in log
     assert "source=registered('kvflow')" not in log
-    assert "kvflow.patches.scheduler" not in log
+    hooked = set(re.findall(r"Applied \d+ hook\(s\) to (\S+) \(from: kvflow", log))
+    cpu_engine = {target.target for target in cpu.TARGETS}
+    assert hooked - cpu_engine <= {
+        f"sglang.srt.server_args.ServerArgs.{name}" for name in ("add_cli_args", "from_cli_args")
+    }
 
 
 def test_without_hints_both_tiers_hit_and_miss_as_in_stock_sglang(start: Callable[..., Any], server: Any) -> None:
@@ -119,7 +129,8 @@ def test_data_parallel_replicas_all_take_hints(start: Callable[..., Any]) -> Non
         stats = server.get("stats")
         assert len(stats["replicas"]) == 2
         assert sum(replica["requests"] for replica in stats["replicas"]) == stats["total"]["requests"] >= 40
-        assert [replica["live_workflows"] for replica in stats["replicas"]] == [2, 2]
+        live = [replica["live_workflows"] for replica in stats["replicas"]]
+        assert live == [len(server.workflows())] * 2
         server.set_policy("lru")
         assert {replica["policy"] for replica in server.get("status")["replicas"]} == {"lru"}
 
@@ -182,10 +193,29 @@ def test_strict_makes_it_an_error(start: Callable[..., Any], broken_sglang: Path
 
 
 def pressure(server: Any) -> None:
-    """Forty hinted calls of two workflows, with tool calls, several times what the cache holds."""
-    for index in range(40):
-        workflow, agent = f"w{index % 2}", f"agent{index % 5}"
+    """Forty hinted calls, six at a time, several times what the cache holds, with everything else that can happen.
+
+    Tool pins that end and that expire, workflows that end, policies that change and a flush in between.
+    """
+
+    def call(index: int) -> None:
+        workflow, agent = f"w{index % 4}", f"agent{index % 5}"
         server.step(workflow, agent, f"{agent} " * 40 + f"{index} " * 60, step_id=str(index))
+        pin = {"workflow_id": workflow, "agent": agent, "tool": "t", "call_id": str(index)}
+        server.events(tool_action(**pin, event="start", expected_s=0.2 if index % 3 else 30))
+        if index % 2:
+            server.events(tool_action(**pin, event="end"))
+        if index % 10 == 9:
+            server.end(workflow)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(call, range(20)))
+        server.set_policy("lru")
+        list(pool.map(call, range(20, 30)))
+        server.flush()
+        server.set_policy("steps")
+        list(pool.map(call, range(30, 40)))
+    assert server.get("status")["degraded"] == {}
 
 
 def test_kvflow_serve_starts_sglang_with_kvflow(model: Path, tmp_path: Path) -> None:

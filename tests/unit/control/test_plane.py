@@ -9,7 +9,7 @@ import pytest
 from kvflow.config import Settings
 from kvflow.control import ControlPlane
 from kvflow.errors import GraphError
-from kvflow.graph import END, AgentStepGraph, io
+from kvflow.graph import END, AgentStepGraph, to_dict
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
 from kvflow.predict import WorkflowUpdate
 
@@ -31,7 +31,7 @@ def clock() -> Clock:
 @pytest.fixture
 def plane(clock: Clock) -> ControlPlane:
     plane = ControlPlane(Settings(), clock)
-    plane.graphs.declare("review", io.to_dict(GRAPH))
+    plane.graphs.declare("review", to_dict(GRAPH))
     return plane
 
 
@@ -77,7 +77,7 @@ def test_a_finished_step_brings_its_successor_closer(plane: ControlPlane) -> Non
 def test_expected_steps_are_sent_when_asked_for(clock: Clock) -> None:
     plane = ControlPlane(Settings(eviction={"prediction": "expected"}), clock)
     graph = AgentStepGraph("review").chain("START", "a", "b", "END").edge("b", "b", probability=0.5)
-    plane.graphs.declare("review", io.to_dict(graph))
+    plane.graphs.declare("review", to_dict(graph))
     _, [update] = take(plane, step("a"))
     assert steps_of(update)["b"] == 1
 
@@ -221,3 +221,39 @@ def test_the_next_workflow_of_a_type_is_expected_from_the_second_one_on(plane: C
     [gone] = plane.expire()
     assert gone.expected
     assert gone.retired
+
+
+def test_a_workflow_whose_last_request_was_answered_ends_everywhere(plane: ControlPlane) -> None:
+    take(plane, step("write", final=True))
+    assert [update.retired for update in plane.finish("w")] == [True]
+    assert plane.finish("w") == []
+    assert len(plane) == 0
+
+
+def test_pins_are_bounded_and_need_an_agent_that_has_run(clock: Clock) -> None:
+    plane = ControlPlane(Settings(pin={"max_calls": 2}), clock)
+    take(plane, step("code"))
+    outcomes, _ = take(plane, tool("start", agent="stranger"), *(tool("start", call_id=str(i)) for i in range(3)))
+    assert [outcome.status.value for outcome in outcomes] == ["missing", "accepted", "accepted", "rejected"]
+
+
+def test_many_facts_at_once_send_each_workflow_once(plane: ControlPlane) -> None:
+    facts = [step(agent, step_id=f"{agent}{turn}") for turn in range(10) for agent in ("code", "test")]
+    assert len(take(plane, step("plan"), *facts)[1]) == 1
+    _, updates = take(plane, step(END, final=True), step("plan"))
+    assert [(update.workflow_id, update.retired) for update in updates if not update.expected] == [
+        ("w", True),
+        ("w", False),
+    ]
+
+
+def test_a_graph_declared_during_a_run_is_followed_from_then_on(clock: Clock) -> None:
+    plane = ControlPlane(Settings(), clock)
+    take(plane, step("plan", step_id="1"))
+    plane.graphs.declare("review", to_dict(GRAPH))
+    _, [update] = take(plane, step("plan", step_id="1", event="end"))
+    assert steps_of(update)["code"] == 1
+    longer = GRAPH.copy().chain("write", "publish", "END")
+    plane.graphs.declare("review", to_dict(longer))
+    _, updates = take(plane, step("code"))
+    assert steps_of(updates[-1])["publish"] == 3

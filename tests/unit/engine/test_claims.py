@@ -163,22 +163,59 @@ def test_claims_on_a_hot_node_stay_bounded_however_many_workflows_come(coordinat
         retire(coordinator, f"w{index}")
     assert system.owners is not None
     assert task.owners is not None
-    assert len(system.owners.claims) <= 2
+    assert len(system.owners.claims) <= 32
     assert len(task.owners.claims) <= 32
 
 
-def test_tails_nobody_extends_are_given_up_after_the_first_workflow(coordinator: Coordinator) -> None:
-    first, second = FakeNode(), FakeNode()
-    announce(coordinator, "w1", {"critic": 0})
-    coordinator.tag(claim("w1", "critic"), [(first, 96)], fixed_tokens=0)
-    announce(coordinator, "w1", {"critic": 2})
-    assert class_of(coordinator, first) is EvictionClass.TAIL  # no experience yet: keep it
+def test_a_system_prompt_shared_by_thousands_of_workflow_types_stays_bounded(coordinator: Coordinator) -> None:
+    system = FakeNode()
+    for index in range(2000):
+        update = WorkflowUpdate(
+            workflow_id="w", workflow_type=str(index), claims=(ClaimPrediction(agent="a", steps=1),)
+        )
+        coordinator.apply(update)
+        coordinator.tag(PromptClaim(workflow_id="w", workflow_type=str(index), agent="a"), [(system, 64)], 64)
+        coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type=str(index), retired=True))
+    assert system.owners is not None
+    assert len(system.owners.fixed) <= 256
+    assert len(system.owners.claims) <= 256
+
+
+def test_a_superseded_fixed_prompt_is_noticed_at_once(coordinator: Coordinator) -> None:
+    old, new = FakeNode(), FakeNode()
+    announce(coordinator, "w1", {"critic": 1})
+    coordinator.tag(claim("w1", "critic"), [(old, 64)], fixed_tokens=64)
     retire(coordinator, "w1")
-    announce(coordinator, "w2", {"critic": 0})
-    coordinator.tag(claim("w2", "critic"), [(second, 96)], fixed_tokens=0)
-    assert class_of(coordinator, second) is EvictionClass.TAIL  # the step still runs
-    announce(coordinator, "w2", {"critic": 2})
-    assert class_of(coordinator, second) is EvictionClass.RETIRED
+    announce(coordinator, "w2", {"critic": 1})
+    assert class_of(coordinator, old) is EvictionClass.FIXED
+    coordinator.tag(claim("w2", "critic"), [(new, 64)], fixed_tokens=64)
+    assert class_of(coordinator, old) is EvictionClass.RETIRED
+
+
+def test_tails_nobody_extends_are_given_up_after_some_workflows(coordinator: Coordinator) -> None:
+    for index in range(4):
+        node = FakeNode()
+        announce(coordinator, f"w{index}", {"critic": 0})
+        coordinator.tag(claim(f"w{index}", "critic"), [(node, 96)], fixed_tokens=0)
+        announce(coordinator, f"w{index}", {"critic": 2})
+        assert class_of(coordinator, node) is EvictionClass.TAIL  # too little experience: keep it
+        retire(coordinator, f"w{index}")
+    node = FakeNode()
+    announce(coordinator, "last", {"critic": 0})
+    coordinator.tag(claim("last", "critic"), [(node, 96)], fixed_tokens=0)
+    assert class_of(coordinator, node) is EvictionClass.TAIL  # the step still runs
+    announce(coordinator, "last", {"critic": 2})
+    assert class_of(coordinator, node) is EvictionClass.UNCLAIMED
+
+
+def test_experience_with_tails_fades(coordinator: Coordinator) -> None:
+    role = coordinator.claims.role("review", "critic")
+    for _ in range(200):
+        role.settle_tail(reused=False)
+    assert not role.reuses_tails
+    for _ in range(40):
+        role.settle_tail(reused=True)
+    assert role.reuses_tails
 
 
 def test_a_tail_that_another_agent_extends_stays_worth_keeping(coordinator: Coordinator) -> None:

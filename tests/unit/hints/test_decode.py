@@ -91,13 +91,20 @@ def test_a_later_version_of_our_action_is_unsupported() -> None:
     assert decode_envelope(value).outcomes[0].status is Status.UNSUPPORTED
 
 
-def test_too_large_an_envelope_is_refused() -> None:
-    with pytest.raises(HintDecodeError, match="at most 65536"):
-        decode_envelope(with_payload({"x": "y" * 70_000}, action_type="other"))
+def test_too_large_a_payload_is_refused() -> None:
+    with pytest.raises(HintDecodeError, match="at most 16384") as caught:
+        decode_envelope(with_payload({"workflow_id": "w", "agent": "a", "tools": ["y" * 100] * 200}))
+    assert caught.value.field == "actions.0.payload"
 
 
-def test_too_many_actions_are_refused() -> None:
-    value = with_payload({}, action_type="other")
+def test_too_many_of_our_actions_are_refused() -> None:
+    value = with_payload({"workflow_id": "w", "agent": "a"})
     value["actions"] *= 65
     with pytest.raises(HintDecodeError, match="at most 64"):
         decode_envelope(value)
+
+
+def test_what_others_write_passes_whatever_its_size_number_and_keys() -> None:
+    value = with_payload({"x": "y" * 70_000}, action_type="other") | {"trace_id": "t", "protocol_version": "9"}
+    value["actions"] = [action | {"lane": 3} for action in value["actions"] * 100]
+    assert len(decode_envelope(value).outcomes) == 100
