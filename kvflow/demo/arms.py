@@ -78,6 +78,7 @@ class ArmServer:
     def __init__(self, arm: Arm, url: str, link_path: Path) -> None:
         self.arm = arm
         self.url = url
+        self.seams_hold = False
         self._link_path = link_path
 
     async def empty(self, client: httpx.AsyncClient) -> None:
@@ -105,7 +106,8 @@ class ArmServer:
             return
         status = response.raise_for_status().json()
         policies = {replica["policy"] for replica in status["replicas"]}
-        if not status["seams_hold"] or policies != {self.arm.policy}:
+        self.seams_hold = status["seams_hold"]
+        if not self.seams_hold or policies != {self.arm.policy}:
             raise ServerUnavailableError(f"{self.arm.name}: seams {status['seams_hold']}, policies {policies}")
 
     def stall_s(self) -> float:

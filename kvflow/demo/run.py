@@ -108,7 +108,7 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
             "host_tokens": int(settings.host_ratio * settings.device_tokens),
             "trace": settings.trace.name if settings.trace else None,
         },
-        "seams_hold": True,  # checked in every arm before it was measured
+        "seams_hold": all(server.seams_hold for server in servers if server.arm.kvflow),
         "identical_tokens": identical_tokens(*(result.rounds for result in results)),
         "graph": to_dict(GRAPH),
         "arms": [result.as_dict() for result in results],
