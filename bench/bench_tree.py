@@ -1,0 +1,91 @@
+"""What kvflow's own code costs per hint-free request, in microseconds, paired: the sharp side of bench_overhead.py.
+
+The same prompts go through SGLang's Python tree core and through kvflow's on top of it, one after the other, in one
+process and without a model: match, insert, evict, and for kvflow the counting it does for every request. The difference
+is set against the scheduler CPU time of a request as measured by bench_overhead.py on the live server.
+
+Usage: python bench/bench_tree.py [--rounds 40] [--prompt-tokens 1200] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "engine")]
+
+import conftest  # noqa: E402 - the tests' harness around SGLang's real radix cache
+from bench_overhead import REQUESTS as LIVE_REQUESTS  # noqa: E402
+
+from kvflow.cli.demo import circumstances  # noqa: E402
+from kvflow.patches import tree  # noqa: E402
+
+REQUESTS = 200
+PAGE_TOKENS = 16
+
+
+def prompts(seed: int, tokens: int) -> list[list[int]]:
+    """Prompts of which three quarters are shared heads, several times what the cache holds."""
+    rng = random.Random(seed)
+    heads = [[rng.randrange(1000) for _ in range(tokens * 3 // 4)] for _ in range(12)]
+    return [rng.choice(heads) + [rng.randrange(1000) for _ in range(tokens // 4)] for _ in range(REQUESTS)]
+
+
+def play(backend: str, batch: list[list[int]]) -> float:
+    """Microseconds per request."""
+    harness = conftest.Tree(backend, capacity_tokens=8 * len(batch[0]))
+    accounting = harness.cache.accounting if backend == "kvflow" else None
+    start_s = time.perf_counter()
+    for tokens in batch:
+        hit = harness.match(tokens)
+        harness.insert(tokens)
+        if accounting is not None:
+            accounting.prompt(tokens, "None/None", {"device": hit})
+    return (time.perf_counter() - start_s) / len(batch) * 1e6
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--prompt-tokens", type=int, default=1200)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    conftest.PAGE_TOKENS = PAGE_TOKENS
+    tree.register()
+    times: dict[str, list[float]] = {"python": [], "kvflow": []}
+    for number in range(-2, options.rounds):
+        batch = prompts(number, options.prompt_tokens)
+        for backend in ("python", "kvflow") if number % 2 else ("kvflow", "python"):
+            spent = play(backend, batch)
+            if number >= 0:
+                times[backend].append(spent)
+    differences = [ours - theirs for ours, theirs in zip(times["kvflow"], times["python"], strict=True)]
+    rng = random.Random(0)
+    means = sorted(statistics.fmean(rng.choices(differences, k=len(differences))) for _ in range(10_000))
+    live = json.loads((HERE / "results" / "overhead.json").read_text())["scheduler_cpu_s"]["python core"]
+    request_us = statistics.fmean(live) / LIVE_REQUESTS * 1e6
+    result: dict[str, Any] = {
+        "python_core_us": statistics.fmean(times["python"]),
+        "kvflow_us": statistics.fmean(times["kvflow"]),
+        "difference_us": statistics.fmean(differences),
+        "interval_95_us": [means[249], means[9749]],
+        "scheduler_cpu_per_request_us": request_us,
+        "share_percent": [100 * value / request_us for value in (means[249], means[9749])],
+        "rounds": options.rounds,
+        "prompt_tokens": options.prompt_tokens,
+    }
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps({"bench": "tree", **circumstances(), **result}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
