@@ -17,7 +17,7 @@ ACTION_VERSION = "1"
 MAX_ACTIONS = 64
 MAX_ENVELOPE_BYTES = 64 * 1024
 """How large an envelope the client makes."""
-MAX_PAYLOAD_BYTES = 16 * 1024
+MAX_PAYLOAD_BYTES = 64 * 1024
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]

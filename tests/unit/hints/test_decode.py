@@ -92,8 +92,8 @@ def test_a_later_version_of_our_action_is_unsupported() -> None:
 
 
 def test_too_large_a_payload_is_refused() -> None:
-    with pytest.raises(HintDecodeError, match="at most 16384") as caught:
-        decode_envelope(with_payload({"workflow_id": "w", "agent": "a", "tools": ["y" * 100] * 200}))
+    with pytest.raises(HintDecodeError, match="at most 65536") as caught:
+        decode_envelope(with_payload({"workflow_id": "w", "agent": "a", "tools": ["y" * 100] * 700}))
     assert caught.value.field == "actions.0.payload"
 
 
