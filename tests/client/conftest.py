@@ -129,6 +129,14 @@ class Peer:
         """Every payload, out of band or riding on a request, in the order of arrival."""
         return [payload for request in self.received for payload in request.payloads]
 
+    def told(self) -> list[tuple[str, ...]]:
+        """Everything the server heard, in order, in short, once everything is sent."""
+        assert outbox.outbox().flush(2.0)
+        return [
+            (fact["tool"], fact["event"]) if "tool" in fact else (fact["agent"], fact.get("event", "start"))
+            for fact in self.facts
+        ]
+
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True

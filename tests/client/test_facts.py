@@ -1,48 +1,21 @@
-"""Facts between requests: what is told, in which order, and what it costs."""
+"""Facts between requests: what is told, and in which order."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import kvflow
-from kvflow.client import outbox
-from kvflow.client.server import Server
 from kvflow.hints import decode_envelope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator
 
     from tests.client.conftest import Peer
-
-
-def told(peer: Peer) -> list[tuple[str, ...]]:
-    """Everything the server heard, in order, in short."""
-    assert kvflow.flush()
-    return [
-        (fact["tool"], fact["event"]) if "tool" in fact else (fact["agent"], fact.get("event", "start"))
-        for fact in peer.facts
-    ]
-
-
-def run(program: str, **variables: str) -> None:
-    """Run a program in a process of its own; its servers are trusted, for a busy machine may answer late."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(kvflow.__file__).parents[1]),
-        "KVFLOW_HINTS": "always",
-        **variables,
-    }
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, check=True, timeout=60)
 
 
 def test_the_life_of_a_workflow_in_order(peer: Peer, sdk: Any, ask: Any) -> None:
@@ -64,7 +37,7 @@ def test_the_life_of_a_workflow_in_order(peer: Peer, sdk: Any, ask: Any) -> None
     with kvflow.workflow("review") as run:
         planner()
         critic()
-    assert told(peer) == [
+    assert peer.told() == [
         ("planner", "start"),
         ("search", "start"),
         ("search", "end"),
@@ -196,7 +169,7 @@ def test_steps_tools_and_workflows_end_however_they_end(peer: Peer, how: str) ->
             work()
     except LookupError:
         assert how == "raise"
-    assert told(peer) == [("use", "start"), ("use", "end"), ("work", "end"), ("END", "start")]
+    assert peer.told() == [("use", "start"), ("use", "end"), ("work", "end"), ("END", "start")]
 
 
 def test_an_agent_on_its_own_ends_its_workflow(peer: Peer) -> None:
@@ -206,7 +179,7 @@ def test_an_agent_on_its_own_ends_its_workflow(peer: Peer) -> None:
     def solo() -> None: ...
 
     solo()
-    assert told(peer) == [("solo", "end"), ("END", "start")]
+    assert peer.told() == [("solo", "end"), ("END", "start")]
     end, finish = peer.facts
     assert end["workflow_id"] == finish["workflow_id"]
     assert end["final"] is True
@@ -221,7 +194,7 @@ def test_a_tool_outside_a_workflow_is_nobodys_business(peer: Peer) -> None:
         return 1
 
     assert search() == 1
-    assert told(peer) == []
+    assert peer.told() == []
 
 
 async def test_parallel_tool_calls_are_told_apart(peer: Peer) -> None:
@@ -256,7 +229,7 @@ def test_a_tool_that_is_a_generator_lasts_as_long_as_it_is_read(peer: Peer) -> N
         with kvflow.step("during"):
             pass
         generator.close()
-    assert told(peer) == [
+    assert peer.told() == [
         ("before", "end"),
         ("rows", "start"),
         ("during", "end"),
@@ -277,7 +250,7 @@ async def test_an_abandoned_async_generator_ends_its_step(peer: Peer) -> None:
         async for _ in stream():
             break
         await asyncio.sleep(0.01)
-    assert told(peer) == [("stream", "end"), ("END", "start")]
+    assert peer.told() == [("stream", "end"), ("END", "start")]
 
 
 async def test_what_goes_on_after_the_end_is_not_told(peer: Peer, async_sdk: Any) -> None:
@@ -298,7 +271,7 @@ async def test_what_goes_on_after_the_end_is_not_told(peer: Peer, async_sdk: Any
         await asyncio.sleep(0)
     go.set()
     await task
-    assert told(peer) == [("slow", "start"), ("END", "start")]
+    assert peer.told() == [("slow", "start"), ("END", "start")]
     assert "kv_hints" not in peer.llm[0].body
 
 
@@ -309,140 +282,6 @@ def test_every_server_hears_every_fact(peer: Peer, make_peer: Any, plain: Peer, 
     client = kvflow.instrument(sdk(peer))
     with kvflow.workflow(), kvflow.step("a"):
         ask(client)
-    assert told(peer) == [("a", "start"), ("a", "end"), ("END", "start")]
-    assert told(other) == [("a", "end"), ("END", "start")]
+    assert peer.told() == [("a", "start"), ("a", "end"), ("END", "start")]
+    assert other.told() == [("a", "end"), ("END", "start")]
     assert {request.path for request in plain.received} == {"/kvflow/v1/status"}
-
-
-def test_a_full_queue_drops_the_oldest(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "MAX_PENDING", 10)
-    peer.delays_s["/kvflow/v1/status"] = 0.1
-    kvflow.configure(url=peer.url)
-    with kvflow.workflow():
-        for i in range(20):
-            with kvflow.step(str(i)):
-                pass
-    assert kvflow.flush()
-    assert [fact["agent"] for fact in peer.facts] == [str(i) for i in range(11, 20)] + ["END"]
-    assert outbox.outbox().dropped_facts == 11
-
-
-def test_a_server_that_swallows_facts_costs_nothing(peer: Peer) -> None:
-    peer.delays_s["/kvflow/v1/events"] = 60
-    kvflow.configure(url=peer.url)
-    began = time.monotonic()
-    with kvflow.workflow():
-        for _ in range(200):
-            with kvflow.step("a"):
-                pass
-    assert time.monotonic() - began < 4
-    assert kvflow.flush(0.1) is False
-
-
-def test_a_server_that_fails_is_left_alone_for_a_while(peer: Peer, sdk: Any, ask: Any) -> None:
-    client = kvflow.instrument(sdk(peer))
-    peer.statuses["/kvflow/v1/events"] = [404]
-    with kvflow.workflow():
-        ask(client)
-    assert kvflow.flush()
-    with kvflow.workflow():
-        ask(client)
-    assert kvflow.flush()
-    assert "kv_hints" not in peer.llm[1].body
-    assert len(peer.to("/events")) == 1
-    server = outbox.outbox().server(peer.url)
-    server._ask_at_s = 0  # half a minute later
-    while server.speaks().known is False:
-        time.sleep(0.005)
-    with kvflow.workflow():
-        ask(client)
-    assert told(peer)[-1] == ("END", "start")
-    assert peer.llm[2].actions
-
-
-def test_facts_the_server_refuses_do_not_silence_it(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:
-    client = kvflow.instrument(sdk(peer))
-    peer.statuses["/kvflow/v1/events"] = [400, 400]
-    for _ in range(2):
-        with kvflow.workflow():
-            ask(client)
-        assert kvflow.flush()
-    with kvflow.workflow():
-        ask(client)
-    assert peer.llm[2].actions
-    assert [record.levelname for record in caplog.records if "refuses" in record.message].count("WARNING") == 1
-
-
-def test_no_server_no_thread() -> None:
-    before = set(threading.enumerate())
-    with kvflow.workflow(), kvflow.step("a"):
-        pass
-    assert kvflow.flush()
-    assert set(threading.enumerate()) <= before
-
-
-def test_a_fact_that_cannot_be_built_is_no_error(peer: Peer, caplog: Any) -> None:
-    kvflow.configure(url=peer.url)
-    for _ in range(2):
-        with kvflow.workflow(), kvflow.step("x" * 1000):
-            pass
-    assert told(peer) == [("END", "start")] * 2
-    assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
-
-
-def test_the_last_facts_leave_with_the_process(peer: Peer) -> None:
-    program = "import kvflow\nwith kvflow.workflow(id='last'): pass"
-    run(program, KVFLOW_URL=peer.url, KVFLOW_API_KEY="sk-env")
-    assert [fact["workflow_id"] for fact in peer.facts] == ["last"]
-    assert {request.headers["authorization"] for request in peer.received} == {"Bearer sk-env"}
-
-
-def test_a_process_ends_in_time_though_the_server_does_not_answer(peer: Peer) -> None:
-    peer.delays_s["/kvflow/v1/events"] = 60
-    program = "import kvflow\nwith kvflow.workflow(): pass\nkvflow.flush(0.3)"  # by now it is being posted
-    began = time.monotonic()
-    run(program, KVFLOW_URL=peer.url)
-    assert time.monotonic() - began < 15
-    assert peer.to("/events")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_tells_its_own_facts(peer: Peer) -> None:
-    program = """
-import os, kvflow
-with kvflow.workflow(id="parent"):
-    kvflow.flush()
-    with kvflow.step("before"):
-        pass
-    child = os.fork()
-    if child == 0:
-        with kvflow.workflow(id="child"):
-            pass
-        os._exit(0 if kvflow.flush() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert kvflow.flush()
-"""
-    run(program, KVFLOW_URL=peer.url)
-    ends = [(fact["workflow_id"], fact["agent"], fact.get("parent_workflow_id")) for fact in peer.facts]
-    assert sorted(ends) == [("child", "END", "parent"), ("parent", "END", None), ("parent", "before", None)]
-
-
-def test_a_finalizer_may_end_a_step_while_our_locks_are_held(peer: Peer) -> None:
-    kvflow.configure(url=peer.url)
-
-    def finalize() -> None:
-        with box._changed, server._lock, kvflow.step("a"):
-            pass
-
-    box = outbox.outbox()
-    server = box.server(peer.url)
-    thread = threading.Thread(target=finalize, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_a_server_closes_its_connections(peer: Peer) -> None:
-    server = Server(peer.url)
-    assert server.speaks().wait()
-    server.close()

@@ -1,0 +1,165 @@
+"""Facts on their way: full queues, servers that fail, processes that end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvflow
+from kvflow.client import outbox
+from kvflow.client.server import Server
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Peer
+
+
+def run(program: str, **variables: str) -> None:
+    """Run a program in a process of its own; its servers are trusted, for a busy machine may answer late."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(kvflow.__file__).parents[1]),
+        "KVFLOW_HINTS": "always",
+        **variables,
+    }
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, check=True, timeout=60)
+
+
+def test_a_full_queue_drops_the_oldest(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_PENDING", 10)
+    peer.delays_s["/kvflow/v1/status"] = 0.1
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow():
+        for i in range(20):
+            with kvflow.step(str(i)):
+                pass
+    assert kvflow.flush()
+    assert [fact["agent"] for fact in peer.facts] == [str(i) for i in range(11, 20)] + ["END"]
+    assert outbox.outbox().dropped_facts == 11
+
+
+def test_a_server_that_swallows_facts_costs_nothing(peer: Peer) -> None:
+    peer.delays_s["/kvflow/v1/events"] = 60
+    kvflow.configure(url=peer.url)
+    began = time.monotonic()
+    with kvflow.workflow():
+        for _ in range(200):
+            with kvflow.step("a"):
+                pass
+    assert time.monotonic() - began < 4
+    assert kvflow.flush(0.1) is False
+
+
+def test_a_server_that_fails_is_left_alone_for_a_while(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    peer.statuses["/kvflow/v1/events"] = [404]
+    with kvflow.workflow():
+        ask(client)
+    assert kvflow.flush()
+    with kvflow.workflow():
+        ask(client)
+    assert kvflow.flush()
+    assert "kv_hints" not in peer.llm[1].body
+    assert len(peer.to("/events")) == 1
+    server = outbox.outbox().server(peer.url)
+    server._ask_at_s = 0  # half a minute later
+    while server.speaks().known is False:
+        time.sleep(0.005)
+    with kvflow.workflow():
+        ask(client)
+    assert peer.told()[-1] == ("END", "start")
+    assert peer.llm[2].actions
+
+
+def test_facts_the_server_refuses_do_not_silence_it(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    peer.statuses["/kvflow/v1/events"] = [400, 400]
+    for _ in range(2):
+        with kvflow.workflow():
+            ask(client)
+        assert kvflow.flush()
+    with kvflow.workflow():
+        ask(client)
+    assert peer.llm[2].actions
+    assert [record.levelname for record in caplog.records if "refuses" in record.message].count("WARNING") == 1
+
+
+def test_no_server_no_thread() -> None:
+    before = set(threading.enumerate())
+    with kvflow.workflow(), kvflow.step("a"):
+        pass
+    assert kvflow.flush()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_fact_that_cannot_be_built_is_no_error(peer: Peer, caplog: Any) -> None:
+    kvflow.configure(url=peer.url)
+    for _ in range(2):
+        with kvflow.workflow(), kvflow.step("x" * 1000):
+            pass
+    assert peer.told() == [("END", "start")] * 2
+    assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
+
+
+def test_the_last_facts_leave_with_the_process(peer: Peer) -> None:
+    program = "import kvflow\nwith kvflow.workflow(id='last'): pass"
+    run(program, KVFLOW_URL=peer.url, KVFLOW_API_KEY="sk-env")
+    assert [fact["workflow_id"] for fact in peer.facts] == ["last"]
+    assert {request.headers["authorization"] for request in peer.received} == {"Bearer sk-env"}
+
+
+def test_a_process_ends_in_time_though_the_server_does_not_answer(peer: Peer) -> None:
+    peer.delays_s["/kvflow/v1/events"] = 60
+    program = "import kvflow\nwith kvflow.workflow(): pass\nkvflow.flush(0.3)"  # by now it is being posted
+    began = time.monotonic()
+    run(program, KVFLOW_URL=peer.url)
+    assert time.monotonic() - began < 15
+    assert peer.to("/events")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_tells_its_own_facts(peer: Peer) -> None:
+    program = """
+import os, kvflow
+with kvflow.workflow(id="parent"):
+    kvflow.flush()
+    with kvflow.step("before"):
+        pass
+    child = os.fork()
+    if child == 0:
+        with kvflow.workflow(id="child"):
+            pass
+        os._exit(0 if kvflow.flush() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert kvflow.flush()
+"""
+    run(program, KVFLOW_URL=peer.url)
+    ends = [(fact["workflow_id"], fact["agent"], fact.get("parent_workflow_id")) for fact in peer.facts]
+    assert sorted(ends) == [("child", "END", "parent"), ("parent", "END", None), ("parent", "before", None)]
+
+
+def test_a_finalizer_may_end_a_step_while_our_locks_are_held(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    def finalize() -> None:
+        with box._changed, server._lock, kvflow.step("a"):
+            pass
+
+    box = outbox.outbox()
+    server = box.server(peer.url)
+    thread = threading.Thread(target=finalize, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_server_closes_its_connections(peer: Peer) -> None:
+    server = Server(peer.url)
+    assert server.speaks().wait()
+    server.close()
