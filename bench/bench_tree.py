@@ -23,6 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "engine")]
 
 import conftest  # noqa: E402 - the tests' harness around SGLang's real radix cache
 from bench_overhead import REQUESTS as LIVE_REQUESTS  # noqa: E402
+from bench_overhead import mean_interval  # noqa: E402
 
 from kvflow.cli.demo import circumstances  # noqa: E402
 from kvflow.patches import tree  # noqa: E402
@@ -68,17 +69,16 @@ def main() -> None:
             if number >= 0:
                 times[backend].append(spent)
     differences = [ours - theirs for ours, theirs in zip(times["kvflow"], times["python"], strict=True)]
-    rng = random.Random(0)
-    means = sorted(statistics.fmean(rng.choices(differences, k=len(differences))) for _ in range(10_000))
+    interval = mean_interval(differences)
     live = json.loads((HERE / "results" / "overhead.json").read_text())["scheduler_cpu_s"]["python core"]
     request_us = statistics.fmean(live) / LIVE_REQUESTS * 1e6
     result: dict[str, Any] = {
         "python_core_us": statistics.fmean(times["python"]),
         "kvflow_us": statistics.fmean(times["kvflow"]),
         "difference_us": statistics.fmean(differences),
-        "interval_95_us": [means[249], means[9749]],
+        "interval_95_us": interval,
         "scheduler_cpu_per_request_us": request_us,
-        "share_percent": [100 * value / request_us for value in (means[249], means[9749])],
+        "share_percent": [100 * value / request_us for value in interval],
         "rounds": options.rounds,
         "prompt_tokens": options.prompt_tokens,
     }
