@@ -81,3 +81,10 @@ def test_generated_pages_are_current() -> None:
         sys.path.pop(0)
     for name, text in generate.pages().items():
         assert (ROOT / "docs" / name).read_text() == text, f"run python docs/generate.py: docs/{name} is stale"
+
+
+def test_the_client_names_start_and_end_as_the_graph_does() -> None:
+    from kvflow import graph
+    from kvflow.client import scopes
+
+    assert (scopes.START, scopes.END) == (graph.START, graph.END)

@@ -5,6 +5,7 @@ Each is a context manager, sync and async alike, for one use. Entering and leavi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,7 +27,7 @@ START, END = "START", "END"
 """The nodes of an agent step graph that are no agents (as in :mod:`kvflow.graph`, which is slow to import)."""
 
 
-class Scope(Generic[T]):
+class Scope(ABC, Generic[T]):
     """A span with a beginning and an end; subclasses say what happens then, and what ``with ... as`` gives."""
 
     __slots__ = ("_entered",)
@@ -34,11 +35,11 @@ class Scope(Generic[T]):
     def __init__(self) -> None:
         self._entered = False
 
-    def _begin(self) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    def _begin(self) -> T: ...
 
-    def _end(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _end(self) -> None: ...
 
     def __enter__(self) -> T:
         if self._entered:

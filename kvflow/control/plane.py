@@ -248,5 +248,8 @@ def _latest(updates: list[WorkflowUpdate]) -> list[WorkflowUpdate]:
         key = (update.workflow_id, update.expected)
         if update.retired or key not in replaced:
             kept.append(update)
-        replaced.discard(key) if update.retired else replaced.add(key)
+        if update.retired:
+            replaced.discard(key)
+        else:
+            replaced.add(key)
     return kept[::-1]

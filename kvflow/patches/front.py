@@ -18,6 +18,7 @@ from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, decode_envelope
 from kvflow.patches import claim
+from kvflow.patches.guard import note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.predict import WorkflowUpdate
 
@@ -178,7 +179,7 @@ class Front:
             try:
                 self.send(self.plane.expire())
             except Exception:
-                logger.exception("kvflow: expiry failed; trying again")
+                note("expiry")
 
 
 def _own_step(facts: tuple[DecodedFact, ...], outcomes: list[Outcome]) -> StepFact | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,10 +16,17 @@ degraded: Counter[str] = Counter()
 """Failures of this process by component; part of ``GET /kvflow/v1/status``."""
 
 
-class Guard:
-    """Runs our code inside SGLang's.
+def note(component: str) -> None:
+    """Count the failure being handled; a component's first one is logged with its traceback."""
+    degraded[component] += 1
+    if degraded[component] == 1:
+        logger.error("kvflow: %s failed; SGLang goes on without it", component, exc_info=sys.exception())
 
-    Decides by counting alone, so that all ranks, which see the same inputs, give up together.
+
+class Guard:
+    """Runs our code inside SGLang's, and gives it up after too many failures.
+
+    Decides by counting alone: ranks that see the same inputs give up together.
 
     Args:
         component: what is guarded, for log and status.
@@ -27,29 +35,17 @@ class Guard:
 
     def __init__(self, component: str, limit: int = 8) -> None:
         self._component = component
-        self._limit = limit
-        self._failures = 0
-
-    @property
-    def open(self) -> bool:
-        """Whether the component has been given up."""
-        return self._failures >= self._limit
+        self._failures_left = limit
 
     def run(self, function: Callable[..., T], *arguments: Any, default: T) -> T:
         """Call a function; ``default`` if it fails or has been given up."""
-        if self.open:
+        if not self._failures_left:
             return default
         try:
             return function(*arguments)
         except Exception:
-            self.note()
+            note(self._component)
+            self._failures_left -= 1
+            if not self._failures_left:
+                logger.error("kvflow: %s failed too often and stays off", self._component)
             return default
-
-    def note(self) -> None:
-        """Count the failure being handled; the first one is logged with its traceback."""
-        self._failures += 1
-        degraded[self._component] += 1
-        if self._failures == 1:
-            logger.error("kvflow: %s failed; SGLang goes on without it", self._component, exc_info=True)  # noqa: LOG014 - called while handling
-        if self._failures == self._limit:
-            logger.error("kvflow: %s failed %d times and stays off", self._component, self._limit)

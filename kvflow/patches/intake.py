@@ -14,15 +14,13 @@ from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import decode_envelope
 from kvflow.patches.front import Admission, Front
-from kvflow.patches.guard import Guard
+from kvflow.patches.guard import note
 
 logger = logging.getLogger(__name__)
 
 _RENDERED_PREFIXES = 512
 _MIN_SHARE = 0.9
 _rendered: OrderedDict[str, list[int]] = OrderedDict()
-_taking = Guard("taking hints")
-_counting = Guard("counting fixed messages")
 
 
 def generate_contract(result: str | None, body: Any) -> str | None:
@@ -56,7 +54,7 @@ def request(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwa
     except HintDecodeError:
         raise
     except Exception:
-        _taking.note()
+        note("taking hints")
         obj.kv_hints = None
     answers = original(self, obj, *args, **kwargs)
     ending = [admission.last_of for admission in admissions if admission.last_of is not None]
@@ -87,7 +85,7 @@ def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
         try:
             adapted.kv_hints = _count_fixed_messages(hints, self.tokenizer_manager.tokenizer, request, adapted)
         except Exception:
-            _counting.note()
+            note("counting fixed messages")
     return result
 
 

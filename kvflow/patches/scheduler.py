@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 from sglang.utils import TypeBasedDispatcher
 
 from kvflow.patches import switch
-from kvflow.patches.guard import degraded
+from kvflow.patches.guard import degraded, note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.patches.residency import residency
 from kvflow.patches.seams import Role
 from kvflow.patches.tree import KvflowRadixCache
 from kvflow.predict import WorkflowUpdate
-
-logger = logging.getLogger(__name__)
 
 
 def dispatch(result: None, self: Any) -> None:
@@ -38,7 +35,7 @@ def take_updates(cache: Any, message: KvflowUpdates) -> None:
         try:
             cache.coordinator.apply(WorkflowUpdate.from_wire(update))
         except Exception:
-            logger.exception("kvflow: skipped an update that could not be applied")
+            note("applying predictions")
 
 
 def answer(cache: Any, message: KvflowQuery) -> KvflowAnswer:
@@ -49,7 +46,7 @@ def answer(cache: Any, message: KvflowQuery) -> KvflowAnswer:
         data = OPERATIONS[message.op](cache, **message.arguments)
         return KvflowAnswer(query_id=message.query_id, data=data)
     except Exception as error:
-        logger.exception("kvflow: %s failed", message.op)
+        note(f"answering {message.op}")
         return KvflowAnswer(query_id=message.query_id, error=f"{type(error).__name__}: {error}")
 
 

@@ -20,7 +20,7 @@ from kvflow import config
 from kvflow.engine import Accounting, Coordinator, Tier
 from kvflow.patches import stall, switch
 from kvflow.patches.claim import claim_of
-from kvflow.patches.guard import Guard
+from kvflow.patches.guard import Guard, note
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.seams import Feature, Role
 from kvflow.policy import EvictionClass
@@ -58,14 +58,13 @@ class ClaimOrder(EvictionStrategy):
         self._coordinator = coordinator
         self._rank = coordinator.rank
         self._base = base.get_priority
-        self._guard = Guard("eviction order", limit=1)
 
     def get_priority(self, node: Any) -> tuple[Any, ...]:
         """Smallest is evicted first. Should ranking ever fail, the order is SGLang's from then on."""
         try:
             return (self._rank(node), self._base(node))
         except Exception:
-            self._guard.note()
+            note("eviction order")
             self._coordinator.set_policy("lru")
             node.owners = None
             return (self._rank(node), self._base(node))
