@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "engine")]
 
-import conftest  # noqa: E402 - the tests' harness around SGLang's real radix cache
+import conftest  # noqa: E402  # pyright: ignore[reportMissingImports] - harness around SGLang's real radix cache
 from bench_overhead import REQUESTS as LIVE_REQUESTS  # noqa: E402
 from bench_overhead import mean_interval  # noqa: E402
 
