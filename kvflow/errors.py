@@ -7,6 +7,7 @@
     │  ├─ UnreachableEndError
     │  └─ BadProbabilityError (ValueError)
     ├─ HintDecodeError (ValueError)
+    ├─ TraceError (ValueError)
     ├─ EngineError
     │  ├─ UnsupportedEngineError
     │  └─ SeamMissingError
@@ -69,6 +70,10 @@ class HintDecodeError(KVFlowError, ValueError):
         self.field = field
         self.problem = problem
         super().__init__(f"kv_hints: {field}: {problem}")
+
+
+class TraceError(KVFlowError, ValueError):
+    """A trace cannot be read: the file is missing, broken or of an unknown kind."""
 
 
 class EngineError(KVFlowError):

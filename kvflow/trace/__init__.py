@@ -1,0 +1,48 @@
+"""Traces of multi-agent programs: one schema, readers for what others publish, and synthetic ones.
+
+Pure input and output: knows files and events, nothing of engines, predictions or policies.
+"""
+
+from kvflow.trace.io import BadRow, OnBadRow, read_header, read_trace, write_trace
+from kvflow.trace.program import BadEvent, Program, programs
+from kvflow.trace.schema import (
+    MAIN_THREAD,
+    Event,
+    Join,
+    LLMCall,
+    Piece,
+    Prompt,
+    Spawn,
+    Supersede,
+    ThreadEvent,
+    ToolEnd,
+    ToolStart,
+    TraceHeader,
+    WorkflowEnd,
+    WorkflowStart,
+)
+
+__all__ = [
+    "MAIN_THREAD",
+    "BadEvent",
+    "BadRow",
+    "Event",
+    "Join",
+    "LLMCall",
+    "OnBadRow",
+    "Piece",
+    "Program",
+    "Prompt",
+    "Spawn",
+    "Supersede",
+    "ThreadEvent",
+    "ToolEnd",
+    "ToolStart",
+    "TraceHeader",
+    "WorkflowEnd",
+    "WorkflowStart",
+    "programs",
+    "read_header",
+    "read_trace",
+    "write_trace",
+]
