@@ -58,8 +58,11 @@ class Intake(_Section):
 class Pin(_Section):
     """Soft pins while an agent waits for a tool."""
 
+    ttl: Literal["fixed", "learned"] = "fixed"
+    """How long a pin lasts when the client does not say how long the tool takes: ``default_ttl_s``, or the time that
+    pays best by the durations learned so far (Continuum)."""
     default_ttl_s: float = Field(default=30.0, ge=0)
-    """How long a pin lasts when the client does not say how long the tool takes."""
+    """How long a pin lasts if ``ttl`` is ``fixed``."""
     max_ttl_s: float = Field(default=600.0, ge=0)
     """No pin lasts longer, whatever the client says."""
     max_calls: int = Field(default=256, ge=1)

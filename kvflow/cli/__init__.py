@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvflow.cli import config, demo, doctor, graph, serve
+from kvflow.cli import config, demo, doctor, graph, predict, serve
 
 app = typer.Typer(
     name="kvflow",
@@ -17,5 +17,6 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(demo.demo)
 app.command()(config.config)
 app.add_typer(graph.app, name="graph")
+app.add_typer(predict.app, name="predict")
 
 __all__ = ["app"]

@@ -17,20 +17,23 @@ class Arrivals:
 
     Attributes:
         gap_steps: mean number of steps a live workflow takes until another one starts; None before the second start.
+        gap_s: mean seconds between starts.
     """
 
     gap_steps: float | None = None
+    gap_s: float = 0.0
     _steps: float = 0.0
-    _started: bool = False
+    _started_s: float | None = None
 
     def step(self, live: int) -> None:
         """One of ``live`` concurrent workflows has started a step."""
         self._steps += 1 / max(1, live)
 
-    def start(self) -> None:
+    def start(self, now_s: float) -> None:
         """A workflow of the type has started."""
-        if self._started:
-            old = self.gap_steps
+        if self._started_s is not None:
+            old, gap_s = self.gap_steps, now_s - self._started_s
             self.gap_steps = self._steps if old is None else old + _WEIGHT * (self._steps - old)
-        self._started = True
+            self.gap_s = gap_s if old is None else self.gap_s + _WEIGHT * (gap_s - self.gap_s)
+        self._started_s = now_s
         self._steps = 0.0

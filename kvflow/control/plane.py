@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,14 @@ from typing import Any
 
 from kvflow.config import Settings
 from kvflow.control.arrivals import Arrivals
+from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
-from kvflow.control.workflow import Workflow
+from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END, START, steps_to_execution
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+_LEAST_REVISIT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +42,14 @@ class _TypeState:
         arrivals: when the next one is expected.
         last_seen_s: clock reading when one was last seen.
         announced: what the engine was told of the one to come.
+        revisit_s: when it is to be told again.
     """
 
     live: int = 0
     arrivals: Arrivals = field(default_factory=Arrivals)
     last_seen_s: float = 0.0
     announced: WorkflowUpdate | None = None
+    revisit_s: float = math.inf
 
 
 class ControlPlane:
@@ -56,6 +62,7 @@ class ControlPlane:
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self.graphs = GraphBook(learn=settings.graph.learn, max_types=settings.graph.max_types)
+        self.forecaster = Forecaster()
         self.outcome_counts: Counter[tuple[str, str]] = Counter()
         self._settings = settings
         self._clock = clock
@@ -65,17 +72,41 @@ class ControlPlane:
     def __len__(self) -> int:
         return len(self._workflows)
 
-    def take(self, facts: Sequence[DecodedFact]) -> Intake:
-        """Take facts in the order in which they happened."""
+    def take(self, facts: Sequence[DecodedFact], *, with_request: bool = False) -> Intake:
+        """Take facts in the order in which they happened.
+
+        Args:
+            facts: what clients state.
+            with_request: the facts came with a request, which is that of the last step they start.
+        """
         intake = Intake()
+        asking = _asking(facts) if with_request else None
         for item in facts:
             fact = item.fact
-            status, reason = self._step(fact, intake) if isinstance(fact, StepFact) else self._tool(fact, intake)
+            if isinstance(fact, StepFact):
+                status, reason = self._step(fact, intake, asks=fact is asking)
+            else:
+                status, reason = self._tool(fact, intake)
             intake.outcomes.append(
                 Outcome(action_id=item.action_id, action_type=item.action_type, status=status, reason=reason)
             )
         self.count(intake.outcomes)
         return Intake(outcomes=intake.outcomes, updates=_latest(intake.updates))
+
+    def answered(self, workflow_id: str, agent: str) -> list[WorkflowUpdate]:
+        """A request of an agent has been answered, or given up."""
+        workflow = self._workflows.get(workflow_id)
+        context = workflow.contexts.get(agent) if workflow is not None else None
+        if workflow is None or context is None or not context.in_flight:
+            return []
+        now_s = self._clock()
+        context.in_flight -= 1
+        context.answered_s = now_s
+        context.used_tools = False
+        workflow.last_seen_s = now_s
+        intake = Intake()
+        self._predict(workflow, intake)
+        return intake.updates
 
     def finish(self, workflow_id: str) -> list[WorkflowUpdate]:
         """End a workflow whose final request has been answered."""
@@ -97,10 +128,12 @@ class ControlPlane:
         intake = Intake()
         for workflow in list(self._workflows.values()):
             if now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s:
-                self._retire(workflow, intake)
-            elif workflow.expire_pins(now_s):
+                self._retire(workflow, intake, ended=False)
+            elif workflow.expire_pins(now_s) or now_s >= workflow.revisit_s:
                 self._predict(workflow, intake)
         for workflow_type, state in list(self._types.items()):
+            if state.live and now_s >= state.revisit_s:
+                self._announce_next(workflow_type, state, intake)
             if not state.live and now_s - state.last_seen_s > self._settings.intake.arrival_idle_s:
                 del self._types[workflow_type]
                 if state.announced is not None:
@@ -112,7 +145,7 @@ class ControlPlane:
         now_s = self._clock()
         return [workflow.view(now_s) for workflow in self._workflows.values()]
 
-    def _step(self, fact: StepFact, intake: Intake) -> tuple[Status, str]:
+    def _step(self, fact: StepFact, intake: Intake, *, asks: bool) -> tuple[Status, str]:
         workflow = self._workflows.get(fact.workflow_id)
         if fact.agent == END:
             if workflow is None:
@@ -130,6 +163,9 @@ class ControlPlane:
         self._touch(workflow)
         known_step = workflow.latest
         step_id = workflow.start(fact.agent, fact.step_id)
+        workflow.started_s.setdefault((fact.agent, step_id), self._clock())
+        if asks:
+            self._ask(workflow, fact.agent)
         if workflow.latest != known_step:
             state = self._types[workflow.workflow_type]
             state.arrivals.step(state.live)
@@ -139,9 +175,21 @@ class ControlPlane:
         self._predict(workflow, intake)
         return Status.ACCEPTED, ""
 
+    def _ask(self, workflow: Workflow, agent: str) -> None:
+        now_s = self._clock()
+        context = workflow.contexts.setdefault(agent, Context())
+        self.forecaster.asked(workflow, agent, context, now_s)
+        if not context.in_flight:
+            context.since_s = now_s
+        context.in_flight += 1
+        context.turns += 1
+
     def _step_end(self, workflow: Workflow, fact: StepFact, intake: Intake) -> tuple[Status, str]:
         self._touch(workflow)
         step_id = workflow.end(fact.agent, fact.step_id)
+        started_s = workflow.started_s.pop((fact.agent, step_id or ""), None)
+        if started_s is not None:
+            self.forecaster.step_ended(workflow, fact.agent, self._clock() - started_s)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.end(workflow.workflow_id, fact.agent, step_id)
@@ -160,23 +208,38 @@ class ControlPlane:
             return Status.MISSING, "this agent has not run in the workflow"
         key = (fact.agent, fact.call_id or fact.tool)
         if fact.event == "end":
-            known = workflow.pins.pop(key, None) is not None
-            self._predict(workflow, intake)
-            return (Status.ACCEPTED, "") if known else (Status.MISSING, "no such tool call is pinned (any more)")
+            return self._tool_end(workflow, key, intake)
         pin = self._settings.pin
-        if len(workflow.pins) >= pin.max_calls and key not in workflow.pins:
-            return Status.REJECTED, f"workflow already waits for {len(workflow.pins)} calls (pin.max_calls)"
-        wanted_s = fact.expected_s if fact.expected_s is not None else pin.default_ttl_s
+        if len(workflow.waits) >= pin.max_calls and key not in workflow.waits:
+            return Status.REJECTED, f"workflow already waits for {len(workflow.waits)} calls (pin.max_calls)"
+        now_s = self._clock()
+        wait = ToolWait(tool=fact.tool, verb=fact.verb, started_s=now_s, expected_s=fact.expected_s)
+        workflow.waits[key] = wait
+        if fact.agent in workflow.contexts:
+            workflow.contexts[fact.agent].used_tools = True
+        wanted_s = fact.expected_s
+        if wanted_s is None:
+            wanted_s = self.forecaster.ttl_s(workflow, wait) if pin.ttl == "learned" else pin.default_ttl_s
         ttl_s = min(wanted_s, pin.max_ttl_s)
-        workflow.pins[key] = self._clock() + ttl_s
+        if ttl_s > 0:
+            workflow.pins[key] = now_s + ttl_s
         self._predict(workflow, intake)
         if ttl_s < wanted_s:
             return Status.CLIPPED, f"pinned for {ttl_s:g} s (pin.max_ttl_s), {wanted_s:g} s were expected"
         return Status.ACCEPTED, ""
 
+    def _tool_end(self, workflow: Workflow, key: tuple[str, str], intake: Intake) -> tuple[Status, str]:
+        wait = workflow.waits.pop(key, None)
+        workflow.pins.pop(key, None)
+        if wait is None:
+            return Status.MISSING, "no such tool call is under way (any more)"
+        self.forecaster.tool_ended(wait, self._clock())
+        self._predict(workflow, intake)
+        return Status.ACCEPTED, ""
+
     def _open(self, fact: StepFact, intake: Intake) -> Workflow:
         while len(self._workflows) >= self._settings.intake.max_workflows:
-            self._retire(next(iter(self._workflows.values())), intake)
+            self._retire(next(iter(self._workflows.values())), intake, ended=False)
         workflow = Workflow(
             workflow_id=fact.workflow_id,
             workflow_type=fact.workflow_type,
@@ -186,7 +249,7 @@ class ControlPlane:
         )
         self._workflows[fact.workflow_id] = workflow
         state = self._types.setdefault(fact.workflow_type, _TypeState())
-        state.arrivals.start()
+        state.arrivals.start(self._clock())
         state.live += 1
         self._announce_next(fact.workflow_type, state, intake)
         return workflow
@@ -194,11 +257,17 @@ class ControlPlane:
     def _announce_next(self, workflow_type: str, state: _TypeState, intake: Intake) -> None:
         """Predict the workflow of this type that has not started yet."""
         known = self.graphs.find(workflow_type)
-        if known is None or state.arrivals.gap_steps is None:
+        arrivals, now_s = state.arrivals, self._clock()
+        if known is None or arrivals.gap_steps is None:
             return
         steps = steps_to_execution(known.graph, frozenset({START}))
+        state.revisit_s = now_s + max(_LEAST_REVISIT_S, arrivals.gap_s)
         claims = tuple(
-            ClaimPrediction(agent=agent, steps=round(count + state.arrivals.gap_steps, 1))
+            ClaimPrediction(
+                agent=agent,
+                steps=round(count + arrivals.gap_steps, 1),
+                due_s=round(state.revisit_s + (count - 1) * self.forecaster.pace.typical_s(workflow_type, agent), 1),
+            )
             for agent, count in sorted(steps.items())
             if count is not None and agent != END
         )
@@ -222,12 +291,20 @@ class ControlPlane:
         known = self.graphs.find(workflow.workflow_type)
         if known is not None:
             workflow.follow(known.graph)
-        update = workflow.update(self._settings.eviction.prediction)
+        now_s = self._clock()
+        steps = workflow.steps(self._settings.eviction.prediction)
+        update = WorkflowUpdate(
+            workflow_id=workflow.workflow_id,
+            workflow_type=workflow.workflow_type,
+            claims=self.forecaster.claims(workflow, steps, now_s),
+        )
+        workflow.revisit_s = _revisit_s(update, now_s)
         if update != workflow.sent:
             workflow.sent = update
             intake.updates.append(update)
 
-    def _retire(self, workflow: Workflow, intake: Intake) -> None:
+    def _retire(self, workflow: Workflow, intake: Intake, *, ended: bool = True) -> None:
+        self.forecaster.workflow_ended(workflow, ended=ended)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.finish(workflow.workflow_id)
@@ -238,6 +315,18 @@ class ControlPlane:
         intake.updates.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
         )
+
+
+def _asking(facts: Sequence[DecodedFact]) -> StepFact | None:
+    """The step whose request the facts came with: the last one they start."""
+    started = [item.fact for item in facts if isinstance(item.fact, StepFact) and item.fact.event == "start"]
+    return started[-1] if started else None
+
+
+def _revisit_s(update: WorkflowUpdate, now_s: float) -> float:
+    """When to look again: as soon as something is overdue, because what is late is expected later still."""
+    due_s = [claim.due_s for claim in update.claims if claim.due_s is not None]
+    return max(min(due_s), now_s + _LEAST_REVISIT_S) if due_s else math.inf
 
 
 def _latest(updates: list[WorkflowUpdate]) -> list[WorkflowUpdate]:

@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvflow.graph import END, START, AgentStepGraph, Cursor
-from kvflow.predict import ClaimPrediction, WorkflowUpdate
+from kvflow.predict import WorkflowUpdate
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolWait:
+    """A tool call that has not answered.
+
+    Attributes:
+        started_s: clock reading.
+        expected_s: how long it takes, if the client says so.
+    """
+
+    tool: str
+    verb: str | None
+    started_s: float
+    expected_s: float | None = None
+
+
+@dataclass(slots=True)
+class Context:
+    """How an agent has used its context in this workflow.
+
+    Attributes:
+        turns: requests so far.
+        in_flight: those that have not been answered.
+        since_s: arrival of the first of these.
+        answered_s: when the last one was answered; None before the first.
+        used_tools: tools have run since.
+    """
+
+    turns: int = 0
+    in_flight: int = 0
+    since_s: float = 0.0
+    answered_s: float | None = None
+    used_tools: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -15,6 +50,10 @@ class Workflow:
 
     Attributes:
         last_seen_s: clock reading of the latest fact.
+        contexts: by agent, for those that have sent requests.
+        waits: tool calls under way, by (agent, call).
+        started_s: when the steps under way started, by (agent, step id).
+        revisit_s: when its predictions are to be made again although nothing has happened.
         pins: deadline in clock seconds of every tool call the workflow waits for, by (agent, call).
         cursor: follows the run through its graph; None while the type's graph is unknown.
         agents: steps taken per agent.
@@ -30,6 +69,10 @@ class Workflow:
     agents: dict[str, int] = field(default_factory=dict)
     latest: tuple[str, str] | None = None
     pins: dict[tuple[str, str], float] = field(default_factory=dict)
+    contexts: dict[str, Context] = field(default_factory=dict)
+    waits: dict[tuple[str, str], ToolWait] = field(default_factory=dict)
+    started_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    revisit_s: float = math.inf
     sent: WorkflowUpdate | None = None
 
     def follow(self, graph: AgentStepGraph) -> None:
@@ -74,17 +117,6 @@ class Workflow:
             del self.pins[key]
         return bool(late)
 
-    def update(self, prediction: Literal["earliest", "expected"]) -> WorkflowUpdate:
-        """Predict every agent's next use."""
-        pinned = {agent for agent, _ in self.pins}
-        steps = self._steps(prediction)
-        claims = tuple(
-            ClaimPrediction(agent=agent, steps=steps.get(agent), pinned=agent in pinned)
-            for agent in sorted(steps.keys() | pinned)
-            if steps.get(agent) is not None or agent in pinned
-        )
-        return WorkflowUpdate(workflow_id=self.workflow_id, workflow_type=self.workflow_type, claims=claims)
-
     def view(self, now_s: float) -> dict[str, Any]:
         """Describe the workflow for ``GET /kvflow/v1/workflows``."""
         update = self.sent
@@ -104,8 +136,10 @@ class Workflow:
         }
 
     def _unpin(self, agent: str) -> None:
-        for key in [key for key in self.pins if key[0] == agent]:
-            del self.pins[key]
+        """An agent that goes on has what it waited for, whatever became of the calls."""
+        for calls in (self.pins, self.waits):
+            for key in [key for key in calls if key[0] == agent]:
+                del calls[key]
 
     def _running(self) -> set[str]:
         """Agents that run now: those the cursor knows of, and the latest one if its graph does not have it."""
@@ -114,7 +148,8 @@ class Workflow:
             running.add(self.latest[0])
         return running
 
-    def _steps(self, prediction: Literal["earliest", "expected"]) -> dict[str, float | None]:
+    def steps(self, prediction: Literal["earliest", "expected"]) -> dict[str, float | None]:
+        """Steps-to-execution of every agent: 0 for those that run, None for those not expected to."""
         steps: dict[str, float | None] = {}
         if self.cursor is not None and prediction == "expected":
             steps = {agent: use.steps for agent, use in self.cursor.next_use.items()}

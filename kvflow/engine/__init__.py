@@ -9,6 +9,8 @@ from kvflow.engine.accounting import Accounting, Counters, Tier
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.coordinator import Coordinator, PromptClaim
+from kvflow.engine.digests import digests, unit_tokens
+from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.ports import Node
 
 __all__ = [
@@ -18,7 +20,12 @@ __all__ = [
     "Coordinator",
     "Counters",
     "FixedPromptBoundary",
+    "Guard",
+    "GuardSettings",
     "Node",
     "PromptClaim",
+    "Regret",
     "Tier",
+    "digests",
+    "unit_tokens",
 ]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from xxhash import xxh3_64_intdigest
-
 from kvflow.policy import EvictionClass
-
-_MIN_RUN_TOKENS = 64
 
 
 class Tier(StrEnum):
@@ -60,31 +55,36 @@ class Accounting:
     """Counts hits, recomputes, evictions and loads for one engine.
 
     Args:
-        page_tokens: page size in tokens; pages are remembered in runs of at least 64 tokens.
-        ghost_pages: how many such runs to remember for telling a recompute from a first computation.
+        unit_tokens: how many tokens a digest stands for (see :mod:`kvflow.engine.digests`).
+        ghost_pages: how many digests to remember for telling a recompute from a first computation.
     """
 
-    def __init__(self, page_tokens: int, ghost_pages: int = 262_144) -> None:
+    def __init__(self, unit_tokens: int, ghost_pages: int = 262_144) -> None:
         self.counters = Counters()
-        page_tokens *= -(-_MIN_RUN_TOKENS // page_tokens)
-        self._ghost = GhostPages(page_tokens, ghost_pages)
+        self._ghost = GhostPages(unit_tokens, ghost_pages)
 
-    def prompt(self, tokens: Sequence[int], namespace: str, hits: dict[Tier, int]) -> None:
-        """Count one prefilled prompt.
+    def prompt(self, tokens: int, digests: Sequence[int], hits: dict[Tier, int]) -> int:
+        """Count one prefilled prompt; returns how many of its computed tokens had been cached before.
 
         Args:
-            tokens: the whole prompt.
-            namespace: what keeps equal tokens apart (extra key, cache salt).
+            tokens: length of the prompt.
+            digests: of its full units.
             hits: tokens found per tier; tiers left out had none.
         """
         counters = self.counters
         hit = sum(hits.values())
         counters.requests += 1
-        counters.prompt_tokens += len(tokens)
+        counters.prompt_tokens += tokens
         for tier, count in hits.items():
             counters.hit_tokens[tier] += count
-        counters.computed_tokens += len(tokens) - hit
-        counters.recomputed_tokens += self._ghost.observe(tokens, namespace, computed_from=hit)
+        counters.computed_tokens += tokens - hit
+        recomputed = self._ghost.observe(digests, computed_from=hit)
+        counters.recomputed_tokens += recomputed
+        return recomputed
+
+    def cached(self, digests: Sequence[int]) -> None:
+        """Remember what is cached beyond the prompt: the answer, once it is complete."""
+        self._ghost.observe(digests, computed_from=None)
 
     def retracted(self, tokens: int) -> None:
         """Count tokens computed again because a running request had to give up its memory."""
@@ -110,35 +110,29 @@ class Accounting:
 
 
 class GhostPages:
-    """Hashes of pages that have been cached before, in bounded memory (about 100 bytes a page)."""
+    """Digests of what has been cached before, in bounded memory (about 100 bytes each)."""
 
-    def __init__(self, page_tokens: int, capacity_pages: int) -> None:
-        self._page_tokens = page_tokens
-        self._capacity = capacity_pages
+    def __init__(self, unit_tokens: int, capacity: int) -> None:
+        self._unit_tokens = unit_tokens
+        self._capacity = capacity
         self._seen: OrderedDict[int, None] = OrderedDict()
 
-    def observe(self, tokens: Sequence[int], namespace: str, *, computed_from: int) -> int:
-        """Remember a prompt's pages; tell how many tokens of those computed now had been cached before.
+    def observe(self, digests: Sequence[int], *, computed_from: int | None) -> int:
+        """Remember a prompt; tell how many tokens of those computed now had been cached before.
 
-        A page counts with everything before it, as in the radix tree. Cost: about 0.2 µs a page of the prompt.
+        Args:
+            digests: of its full units.
+            computed_from: first token that had to be computed; None if none was.
         """
-        known = 0
-        raw = array("q", tokens)
-        page_bytes = self._page_tokens * raw.itemsize
-        data = raw.tobytes()
-        first_computed = computed_from // self._page_tokens * page_bytes
-        digest = xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
-        for start in range(0, len(data) - page_bytes + 1, page_bytes):
-            digest = xxh3_64_intdigest(data[start : start + page_bytes], digest)
-            if digest in self._seen:
-                self._seen.move_to_end(digest)
-                if start >= first_computed:
-                    known += self._page_tokens
-            else:
-                self._seen[digest] = None
-        while len(self._seen) > self._capacity:
-            self._seen.popitem(last=False)
-        return known
+        seen = self._seen
+        first = len(digests) if computed_from is None else computed_from // self._unit_tokens
+        known = sum(digest in seen for digest in digests[first:])
+        for digest in digests:
+            seen[digest] = None
+            seen.move_to_end(digest)
+        while len(seen) > self._capacity:
+            seen.popitem(last=False)
+        return known * self._unit_tokens
 
     def clear(self) -> None:
         """Forget every page."""

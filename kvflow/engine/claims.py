@@ -4,11 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvflow.predict import WorkflowUpdate
+from kvflow.engine.ports import Node
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _MAX_ROLES = 65_536
 _MIN_WASTED = 4
 _TAIL_MEMORY = 64
+_STEP_S = 5.0
+"""How long a step is taken to be when a prediction gives steps only."""
+_SOON_S = 0.02
+"""Times to next use are told apart down to this; below, what is overdue for longest comes first."""
+_QUEUE_WEIGHT = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Clock:
+    """Time as the ordered messages tell it, the same on every rank.
+
+    Attributes:
+        version: grows with everything that can change a rank, so that whoever caches one knows when it is stale.
+        now_s: clock of the control plane.
+        queue_s: mean time from a request's arrival until its prompt has been prefilled.
+    """
+
+    version: int = 0
+    now_s: float = 0.0
+    queue_s: float = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Learn from one request how long requests wait."""
+        self.queue_s += _QUEUE_WEIGHT * (max(0.0, seconds) - self.queue_s)
+
+    def until(self, due_s: float) -> float:
+        """Seconds until a time, as a positive number that goes on falling once it has passed."""
+        left_s = due_s - self.now_s
+        return left_s + _SOON_S if left_s >= 0 else _SOON_S * _SOON_S / (_SOON_S - left_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -19,18 +49,23 @@ class Role:
         stamp: counts the prompts tagged for this role; nodes with the latest stamp are its current fixed prompt.
         tails_reused: dynamic tails that a later prompt extended.
         tails_wasted: dynamic tails that none did.
+        claims: live claims that expect to run the agent.
     """
 
     agent: str
     stamp: int = 0
     tails_reused: int = 0
     tails_wasted: int = 0
-    _claims_at: dict[float, int] = field(default_factory=dict)
+    claims: dict[Claim, None] = field(default_factory=dict)
+    _version: int = -1
+    _steps: float | None = None
+    _rate_hz: float = 0.0
+    _next_s: float | None = None
 
     @property
     def steps(self) -> float | None:
         """Least steps-to-execution over all live workflows of the type; None when none expects to run the agent."""
-        return min(self._claims_at) if self._claims_at else None
+        return min((claim.steps for claim in self.claims if claim.steps is not None), default=None)
 
     @property
     def reuses_tails(self) -> bool:
@@ -47,16 +82,17 @@ class Role:
         else:
             self.tails_wasted += 1
 
-    def move(self, before: float | None, after: float | None) -> None:
-        """Account for one claim whose steps changed."""
-        if before is not None:
-            left = self._claims_at[before] - 1
-            if left:
-                self._claims_at[before] = left
-            else:
-                del self._claims_at[before]
-        if after is not None:
-            self._claims_at[after] = self._claims_at.get(after, 0) + 1
+    def outlook(self, clock: Clock) -> tuple[float | None, float, float | None]:
+        """Least steps, uses per second and least seconds to next use, over all live workflows of the type.
+
+        Cost: O(claims) when something has changed since the last call, else O(1).
+        """
+        if self._version != clock.version:
+            self._version = clock.version
+            self._steps = self.steps
+            self._rate_hz = sum(claim.rate_hz(clock) for claim in self.claims)
+            self._next_s = min((claim.next_s(clock) for claim in self.claims if claim.probability), default=None)
+        return self._steps, self._rate_hz, self._next_s
 
 
 @dataclass(slots=True, eq=False)
@@ -67,19 +103,43 @@ class Claim:
         steps: steps-to-execution; None when it is not expected to run (again).
         pinned: softly pinned.
         retired: its workflow has ended.
+        probability: that the context is used again.
+        due_s: when, on the control plane's clock; None if only the steps are known.
+        since_s: arrival of the request that uses it now, or waits to; None while there is none.
         tail_pending: its latest prompt had a dynamic tail that has not proved useful yet.
+        tip: deepest node of its latest prompt.
+        context_tokens: length of its latest prompt.
     """
 
     role: Role
     steps: float | None = None
     pinned: bool = False
     retired: bool = False
+    probability: float = 1.0
+    due_s: float | None = None
+    since_s: float | None = None
     tail_pending: bool = False
+    tip: Node | None = None
+    context_tokens: int = 0
 
     @property
     def keeps_tail(self) -> bool:
         """Whether the dynamic tail is worth keeping: while the step runs, later only if experience says so."""
         return not self.retired and (self.steps == 0 or self.role.reuses_tails)
+
+    def next_s(self, clock: Clock) -> float:
+        """Seconds until the context is used again, the wait for its turn included."""
+        if self.since_s is not None:
+            return clock.until(self.since_s + clock.queue_s)
+        if self.due_s is not None:
+            return clock.until(self.due_s + clock.queue_s)
+        return (self.steps or 0.0) * _STEP_S + _SOON_S
+
+    def rate_hz(self, clock: Clock) -> float:
+        """Expected uses per second until then; 0 when none is expected."""
+        if self.retired or self.steps is None:
+            return 0.0
+        return self.probability / self.next_s(clock)
 
     def settle_tail(self, *, reused: bool) -> None:
         """Enter into experience whether the latest tail was extended by a later prompt."""
@@ -87,25 +147,30 @@ class Claim:
             self.tail_pending = False
             self.role.settle_tail(reused=reused)
 
-    def set(self, steps: float | None, *, pinned: bool = False) -> bool:
-        """Take over a prediction; tells whether anything changed."""
-        if (steps, pinned) == (self.steps, self.pinned):
+    def set(self, prediction: ClaimPrediction | None) -> bool:
+        """Take over a prediction, None if there is none any more; tells whether anything changed."""
+        steps = prediction.steps if prediction is not None else None
+        pinned = prediction is not None and prediction.pinned
+        probability = prediction.probability if prediction is not None else 0.0
+        due_s = prediction.due_s if prediction is not None else None
+        since_s = prediction.since_s if prediction is not None else None
+        before = (self.steps, self.pinned, self.probability, self.due_s, self.since_s)
+        if before == (steps, pinned, probability, due_s, since_s):
             return False
-        self.role.move(self.steps, steps)
-        self.steps = steps
-        self.pinned = pinned
+        self.steps, self.pinned, self.probability = steps, pinned, probability
+        self.due_s, self.since_s = due_s, since_s
+        if steps is None:
+            self.role.claims.pop(self, None)
+        else:
+            self.role.claims[self] = None
         return True
 
 
 class ClaimTable:
-    """The claims of every live workflow, and of the next one expected of each type.
-
-    Attributes:
-        version: grows whenever a prediction changes, so that whoever caches a rank knows when it is stale.
-    """
+    """The claims of every live workflow, and of the next one expected of each type."""
 
     def __init__(self) -> None:
-        self.version = 0
+        self.clock = Clock()
         self._workflows: dict[str, dict[str, Claim]] = {}
         self._expected: dict[str, dict[str, Claim]] = {}
         self._roles: dict[tuple[str, str], Role] = {}
@@ -120,7 +185,7 @@ class ClaimTable:
         role = self._roles.get(key)
         if role is None:
             if len(self._roles) >= _MAX_ROLES:
-                idle = next((name for name, known in self._roles.items() if known.steps is None), None)
+                idle = next((name for name, known in self._roles.items() if not known.claims), None)
                 if idle is not None:
                     del self._roles[idle]
             role = self._roles[key] = Role(agent)
@@ -155,12 +220,13 @@ class ClaimTable:
             claim = claims.get(prediction.agent)
             if claim is None:
                 claim = claims[prediction.agent] = Claim(self.role(update.workflow_type, prediction.agent))
-            changed |= claim.set(prediction.steps, pinned=prediction.pinned)
-        self.version += changed
+            changed |= claim.set(prediction)
+        self.clock.version += changed
 
     def _retire(self, claims: dict[str, Claim]) -> None:
         for claim in claims.values():
             claim.settle_tail(reused=False)
             claim.set(None)
             claim.retired = True
-        self.version += 1
+            claim.tip = None
+        self.clock.version += 1

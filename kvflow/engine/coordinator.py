@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.owners import Owners
 from kvflow.engine.ports import Node
-from kvflow.policy import EvictionPolicy, Rank, make_policy
+from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
+
+Priority = tuple[bool, Rank]
+"""(beyond the guard's candidates, rank); the lowest leaves first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,10 @@ class PromptClaim:
     fixed_tokens: int | None = None
 
 
+def _on_host(node: Node) -> bool:
+    return node.backuped and not node.evicted
+
+
 class Coordinator:
     """Keeps the claims on radix nodes and ranks nodes by the active policy.
 
@@ -34,16 +42,30 @@ class Coordinator:
     the same order, so that all ranks decide alike.
     """
 
-    def __init__(self, policy: str = "steps") -> None:
+    def __init__(
+        self,
+        policy: str = "steps",
+        costs: ServingCosts | None = None,
+        *,
+        backed_up: Callable[[Node], bool] = _on_host,
+    ) -> None:
         """Start without any claim.
+
+        Args:
+            policy: name of the eviction order.
+            costs: what hits save on this model and machine.
+            backed_up: whether the tier below the one a node would leave has a copy of it.
 
         Raises:
             ConfigError: the policy does not exist.
         """
         self.claims = ClaimTable()
         self.boundary = FixedPromptBoundary()
-        self._policy: EvictionPolicy = make_policy(policy)
-        self._unclaimed: Rank = self._policy.rank(None)
+        self.costs = costs or ServingCosts()
+        self._backed_up = backed_up
+        self._cutoff = math.inf
+        self._ages: dict[int, float] = {}
+        self.set_policy(policy)
 
     @property
     def policy(self) -> str:
@@ -56,13 +78,21 @@ class Coordinator:
         Raises:
             ConfigError: the policy does not exist; the old one stays.
         """
-        self._policy = make_policy(name)
-        self._unclaimed = self._policy.rank(None)
-        self.claims.version += 1
+        self._policy: EvictionPolicy = make_policy(name, self.costs)
+        self._uses_age = getattr(self._policy, "uses_age", False)
+        self._uses_claims = getattr(self._policy, "uses_claims", True)
+        self.claims.clock.version += 1
 
     def apply(self, update: WorkflowUpdate) -> None:
         """Take over new predictions for one workflow."""
         self.claims.apply(update)
+
+    def tick(self, now_s: float) -> None:
+        """Take over the time; it never runs backwards."""
+        clock = self.claims.clock
+        if now_s > clock.now_s:
+            clock.now_s = now_s
+            clock.version += 1
 
     def fixed_tokens(self, claim: PromptClaim, tokens: Sequence[int]) -> int:
         """Length of the fixed part of this prompt in tokens, as declared or else as observed.
@@ -80,51 +110,144 @@ class Coordinator:
     ) -> None:
         """Enter a claim on the nodes of its prompt.
 
-        Does nothing for a workflow that is not live, so late messages cannot revive one that has ended.
+        Does nothing for a workflow that is not live, so late messages cannot revive one that has ended. A prompt that
+        does not continue the claim's previous one replaces it: what only that one needed is superseded.
 
         Args:
             claim: whose prompt it is.
-            path: the prompt's nodes with the position of each node's last token + 1, in any order.
+            path: the prompt's nodes with the position of each node's last token + 1, deepest first.
             fixed_tokens: length of the fixed part; a node is fixed when it ends within it.
             first: this is the first time this request's nodes are tagged, so what is there is from earlier ones.
+
+        Cost: O(nodes that are new to the claim) and those of the fixed part.
         """
         held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
-        if held is None:
+        if held is None or not path:
             return
-        tail = [node for node, end in path if end > fixed_tokens]
+        clock = self.claims.clock
         if first:
-            self._learn_from(held, tail)
-            self.claims.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
-        held.tail_pending |= bool(tail)
-        held.role.stamp += 1
+            if held.since_s is not None:
+                clock.waited(clock.now_s - held.since_s)
+            clock.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
+        self._tag_tail(held, path, fixed_tokens, first=first)
+        self._tag_fixed(held, path, fixed_tokens)
+
+    def _tag_tail(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int, *, first: bool) -> None:
+        joined: Node | None = None
         for node, end in path:
-            if node.owners is None:
-                node.owners = Owners()
             if end <= fixed_tokens:
-                node.owners.hold_fixed(held, held.role.stamp)
-            else:
-                node.owners.hold_tail(held)
+                break
+            owners = _owners(node, end)
+            if first:
+                for claim, is_fixed in owners.claims.items():
+                    if not is_fixed:
+                        claim.settle_tail(reused=True)
+            if held in owners.claims:
+                joined = node
+                break
+            owners.hold_tail(held)
+        if first:
+            held.settle_tail(reused=False)
+        tip, held.tip = held.tip, path[0][0]
+        held.context_tokens = path[0][1]
+        held.tail_pending |= path[0][1] > fixed_tokens
+        if tip is not None and tip is not joined:
+            self._supersede(held, tip, {id(node) for node, _ in path})
 
     @staticmethod
-    def _learn_from(held: Claim, tail: Sequence[Node]) -> None:
-        """See which earlier tails this prompt extends, its own and those handed over by other agents."""
-        for node in tail:
-            for claim, is_fixed in node.owners.claims.items() if node.owners is not None else ():
-                if not is_fixed:
-                    claim.settle_tail(reused=True)
-        held.settle_tail(reused=False)
+    def _supersede(held: Claim, tip: Node, current: set[int]) -> None:
+        node: Node | None = tip
+        while node is not None and id(node) not in current and node.owners is not None:
+            node.owners.supersede(held)
+            node = node.parent
+
+    @staticmethod
+    def _tag_fixed(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
+        held.role.stamp += 1
+        for node, end in reversed(path):
+            if end > fixed_tokens:
+                return
+            _owners(node, end).hold_fixed(held, held.role.stamp)
 
     def split(self, upper: Node, lower: Node) -> None:
         """Hand the claims of a divided node to its new upper half."""
-        upper.owners = lower.owners.copy() if lower.owners is not None else None
+        if lower.owners is None:
+            upper.owners = None
+        else:
+            upper.owners = lower.owners.copy(max(0, lower.owners.end_tokens - len(lower.key)))
+
+    def open_round(self, leaves: Iterable[Node], share: float = 1.0) -> None:
+        """Prepare a round of evictions: settle who its candidates are.
+
+        Args:
+            leaves: all evictable leaves of the tier.
+            share: prediction may choose among the oldest leaves that make up this share of their tokens.
+
+        Cost: O(leaves log leaves) if the share is below 1 or the policy looks at ages, else O(1).
+        """
+        self._cutoff = math.inf
+        if share >= 1 and not self._uses_age:
+            return
+        by_age = sorted(leaves, key=_last_access)
+        if self._uses_age:
+            count = max(1, len(by_age) - 1)
+            self._ages = {id(node): 1 - index / count for index, node in enumerate(by_age)}
+            self.claims.clock.version += 1
+        if share >= 1:
+            return
+        room = share * sum(len(node.key) for node in by_age)
+        self._cutoff = -math.inf
+        for node in by_age:
+            room -= len(node.key)
+            if room < 0:
+                break
+            self._cutoff = node.last_access_time
+
+    def priority(self, node: Node) -> Priority:
+        """Order of a node in the round, lowest first: candidates by rank, then the others by recency alone."""
+        if node.last_access_time > self._cutoff:
+            return (True, (0.0, 0.0))
+        return (False, self.rank(node))
 
     def rank(self, node: Node) -> Rank:
         """Rank a node for eviction, lowest first. Cost: O(1) unless a prediction changed since the last call."""
         owners = node.owners
         if owners is None:
-            return self._unclaimed
-        version = self.claims.version
+            return self._rank_leaf(node, UNKNOWN)
+        if not self._uses_claims:
+            return self._rank_leaf(node, UNKNOWN)
+        version = self.claims.clock.version
         if owners.rank_version != version:
-            owners.rank = self._policy.rank(owners.standing())
+            owners.rank = self._rank_leaf(node, owners.standing(self.claims.clock))
             owners.rank_version = version
         return owners.rank
+
+    def standing(self, node: Node) -> Standing:
+        """What the claims on a node add up to now."""
+        return UNKNOWN if node.owners is None else node.owners.standing(self.claims.clock)
+
+    def class_of(self, node: Node) -> EvictionClass:
+        """Order class a node is in now."""
+        return self.standing(node).cls
+
+    def _rank_leaf(self, node: Node, standing: Standing) -> Rank:
+        age = self._ages.get(id(node), 1.0) if self._uses_age else 0.0
+        return self._policy.rank(
+            Leaf(
+                standing=standing,
+                tokens=len(node.key),
+                hits=node.hit_count,
+                age=age,
+                backed_up=self._backed_up(node),
+            )
+        )
+
+
+def _owners(node: Node, end_tokens: int) -> Owners:
+    if node.owners is None:
+        node.owners = Owners(end_tokens)
+    return node.owners
+
+
+def _last_access(node: Node) -> float:
+    return node.last_access_time

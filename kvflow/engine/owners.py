@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvflow.engine.claims import Claim, Role
+from kvflow.engine.claims import Claim, Clock, Role
 from kvflow.policy import Rank, Standing
 
 _PRUNE_FLOOR = 16
@@ -31,27 +31,31 @@ class Owners:
     """Claims and roles on one radix node, with the rank they gave last.
 
     Attributes:
+        end_tokens: position of the node's last token + 1.
         fixed: roles that hold the node in their fixed prompt.
         claims: claims on the node; True where it belongs to the claim's fixed prompt, False in its dynamic tail.
-        rank: cached rank, valid while ``rank_version`` equals the version of the claim table and policy.
+        superseded: it was part of a state that a newer one has replaced.
+        rank: cached rank, valid while ``rank_version`` equals the version of the clock.
     """
 
+    end_tokens: int = 0
     fixed: dict[Role, FixedMark] = field(default_factory=dict)
     claims: dict[Claim, bool] = field(default_factory=dict)
-    rank: Rank = (0, 0.0)
+    superseded: bool = False
+    rank: Rank = (0.0, 0.0)
     rank_version: int = -1
     _prune_at: int = _PRUNE_FLOOR
 
-    def copy(self) -> Owners:
-        """Duplicate for the other half of a split node."""
+    def copy(self, end_tokens: int) -> Owners:
+        """Duplicate for the upper half of a split node, which ends at ``end_tokens``."""
         marks = {role: FixedMark(mark.stamp, mark.first, mark.shared) for role, mark in self.fixed.items()}
-        return Owners(marks, dict(self.claims), self.rank, self.rank_version, self._prune_at)
+        return Owners(end_tokens, marks, dict(self.claims), self.superseded, _prune_at=self._prune_at)
 
     def hold_fixed(self, claim: Claim, stamp: int) -> None:
         """Enter a claim whose fixed prompt covers the node.
 
-        Once a second workflow shares the node, the role alone stands for all of them: it already knows the minimum
-        over its workflows, and the node's memory stays bounded however many workflows come.
+        Once a second workflow shares the node, the role alone stands for all of them: it already adds up its
+        workflows, and the node's memory stays bounded however many workflows come.
         """
         self.rank_version = -1
         mark = self.fixed.get(claim.role)
@@ -68,37 +72,79 @@ class Owners:
     def hold_tail(self, claim: Claim) -> None:
         """Enter a claim whose dynamic tail covers the node."""
         self.rank_version = -1
+        self.superseded = False
         self.claims.setdefault(claim, False)
         self._prune()
+
+    def supersede(self, claim: Claim) -> None:
+        """Take a claim off a node that its newer state does not contain."""
+        if self.claims.get(claim) is False:
+            del self.claims[claim]
+            self.superseded = True
+            self.rank_version = -1
 
     def _prune(self) -> None:
         """Keep memory bounded, whoever comes: drop what has ended, and beyond a limit roles that nobody claims."""
         if max(len(self.claims), len(self.fixed)) < self._prune_at:
             return
         self.claims = {held: fixed for held, fixed in self.claims.items() if not held.retired}
-        idle = [role for role in self.fixed if role.steps is None]
+        idle = [role for role in self.fixed if not role.claims]
         for role in idle[: max(0, len(self.fixed) - _MAX_IDLE_ROLES)]:
             del self.fixed[role]
         self._prune_at = max(_PRUNE_FLOOR, 2 * max(len(self.claims), len(self.fixed)))
 
-    def standing(self) -> Standing:
-        """Add up the claims: minimum over sharers and over concurrent workflows."""
-        fixed = [
-            role.steps
-            for role, mark in self.fixed.items()
-            if role.steps is not None and (mark.shared or mark.stamp == role.stamp)
-        ]
-        tail: list[float] = []
+    def standing(self, clock: Clock) -> Standing:
+        """Add up the claims: minimum of steps and times, sum of rates, over sharers and concurrent workflows."""
+        fixed_steps = tail_steps = next_s = None
+        rate_hz = probability = 0.0
+        context_tokens = 0
+        pinned = False
+        for role, mark in self.fixed.items():
+            if role.claims and (mark.shared or mark.stamp == role.stamp):
+                steps, role_hz, role_next_s = role.outlook(clock)
+                fixed_steps = _least(fixed_steps, steps)
+                next_s = _least(next_s, role_next_s)
+                rate_hz += role_hz
+                probability = 1.0
         for claim, is_fixed in self.claims.items():
-            if claim.steps is not None and (is_fixed or claim.keeps_tail):
-                (fixed if is_fixed else tail).append(claim.steps)
+            pinned |= claim.pinned
+            context_tokens = max(context_tokens, claim.context_tokens)
+            if claim.steps is None or not (is_fixed or claim.keeps_tail):
+                continue
+            if is_fixed:
+                fixed_steps = _least(fixed_steps, claim.steps)
+                if self._counted(claim):
+                    continue
+            else:
+                tail_steps = _least(tail_steps, claim.steps)
+            if claim.probability > 0:
+                rate_hz += claim.rate_hz(clock)
+                next_s = _least(next_s, claim.next_s(clock))
+                probability = max(probability, claim.probability)
         return Standing(
-            fixed_steps=min(fixed, default=None),
-            tail_steps=min(tail, default=None),
-            pinned=any(claim.pinned for claim in self.claims),
-            retired=not self._current() and all(claim.retired for claim in self.claims),
+            fixed_steps=fixed_steps,
+            tail_steps=tail_steps,
+            pinned=pinned,
+            retired=not self._current() and not self.superseded and all(claim.retired for claim in self.claims),
+            superseded=self.superseded,
+            rate_hz=rate_hz,
+            next_s=next_s,
+            probability=probability,
+            context_tokens=context_tokens,
+            end_tokens=self.end_tokens,
         )
+
+    def _counted(self, claim: Claim) -> bool:
+        """Whether the claim's role has added the claim up already."""
+        mark = self.fixed.get(claim.role)
+        return mark is not None and (mark.shared or mark.stamp == claim.role.stamp)
 
     def _current(self) -> bool:
         """Whether the node is some role's fixed prompt as it stands, which later workflows will want."""
         return any(mark.shared or mark.stamp == role.stamp for role, mark in self.fixed.items())
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

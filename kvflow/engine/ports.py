@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from kvflow.engine.owners import Owners
 
 
 class Node(Protocol):
-    """A radix node, as far as ownership is concerned.
+    """A radix node, as far as ownership and order are concerned.
 
     The body gives every node an ``owners`` attribute that starts as None, keeps it while the node lives on any tier,
-    and calls :meth:`Coordinator.split` when a node is divided.
+    and calls :meth:`Coordinator.split` when a node is divided. Names are SGLang's.
+
+    Attributes:
+        key: what the node spans; its length is in tokens.
+        parent: the node above; the root has none.
+        last_access_time: when it was last used. Only the order counts: ranks need not agree on the value.
+        hit_count: how often it was found.
+        backuped: the host has a copy.
+        evicted: the device has none.
     """
 
     owners: Owners | None
+    parent: Any
+    last_access_time: float
+    hit_count: int
+
+    @property
+    def key(self) -> Any:
+        """What the node spans."""
+        ...
+
+    @property
+    def backuped(self) -> bool:
+        """The host has a copy."""
+        ...
+
+    @property
+    def evicted(self) -> bool:
+        """The device has none."""
+        ...

@@ -102,6 +102,8 @@ class ToolFact(_Strict):
     agent: Name
     tool: Name
     event: Literal["start", "end"]
+    verb: Name | None = None
+    """What the tool is told to do, e.g. the first word of a shell command; durations are learned by it."""
     call_id: Identifier | None = None
     """Tells parallel calls of one tool apart."""
     expected_s: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = None

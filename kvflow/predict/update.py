@@ -15,11 +15,17 @@ class ClaimPrediction:
         agent: name of the agent.
         steps: steps-to-execution, 0 while the agent runs; None when it is not expected to run (again).
         pinned: the agent waits for a tool, so its context is softly pinned.
+        probability: that it is used again at all.
+        due_s: when, on the clock of the control plane; None if only the steps are known.
+        since_s: when the request arrived that is using it now, or waits to; None while there is none.
     """
 
     agent: str
     steps: float | None
     pinned: bool = False
+    probability: float = 1.0
+    due_s: float | None = None
+    since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +53,16 @@ class WorkflowUpdate:
             "type": self.workflow_type,
             "retired": self.retired,
             "expected": self.expected,
-            "claims": [[claim.agent, claim.steps, claim.pinned] for claim in self.claims],
+            "claims": [[c.agent, c.steps, c.pinned, c.probability, c.due_s, c.since_s] for c in self.claims],
         }
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> WorkflowUpdate:
         """Decode what :meth:`to_wire` made."""
-        claims = tuple(ClaimPrediction(agent=a, steps=s, pinned=p) for a, s, p in data["claims"])
+        claims = tuple(
+            ClaimPrediction(agent=agent, steps=steps, pinned=pinned, probability=probability, due_s=due, since_s=since)
+            for agent, steps, pinned, probability, due, since in data["claims"]
+        )
         return cls(
             workflow_id=data["id"],
             workflow_type=data["type"],

@@ -3,6 +3,7 @@
 Pure input and output: knows files and events, nothing of engines, predictions or policies.
 """
 
+from kvflow.trace.importers import FORMATS, import_trace, open_trace
 from kvflow.trace.io import BadRow, OnBadRow, read_header, read_trace, write_trace
 from kvflow.trace.program import BadEvent, Program, programs
 from kvflow.trace.schema import (
@@ -23,6 +24,7 @@ from kvflow.trace.schema import (
 )
 
 __all__ = [
+    "FORMATS",
     "MAIN_THREAD",
     "BadEvent",
     "BadRow",
@@ -41,6 +43,8 @@ __all__ = [
     "TraceHeader",
     "WorkflowEnd",
     "WorkflowStart",
+    "import_trace",
+    "open_trace",
     "programs",
     "read_header",
     "read_trace",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvflow.trace.schema import Event, TraceHeader
 _LINE: TypeAdapter[Event | TraceHeader] = TypeAdapter(
     Annotated[Event | TraceHeader, Field(discriminator="event")]  # type: ignore[valid-type]
 )
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def read_trace(path: Path, on_bad_row: OnBadRow) -> Iterator[Event]:
     """Read a trace event by event.
 
     Args:
-        path: the file; gzipped if its name ends in ``.gz``.
+        path: the file, gzipped or not.
         on_bad_row: told of every row that is left out.
 
     Raises:
@@ -49,8 +51,8 @@ def read_trace(path: Path, on_bad_row: OnBadRow) -> Iterator[Event]:
                 event = _LINE.validate_json(row)
             except ValidationError as error:
                 if line == 1:
-                    raise TraceError(f"{path} is not a kvflow trace: {_problem(error)}") from None
-                on_bad_row(BadRow(str(path), line, _problem(error)))
+                    raise TraceError(f"{path} is not a kvflow trace: {validation_problem(error)}") from None
+                on_bad_row(BadRow(str(path), line, validation_problem(error)))
                 continue
             if isinstance(event, TraceHeader):
                 continue
@@ -70,32 +72,35 @@ def read_header(path: Path) -> TraceHeader:
             try:
                 return TraceHeader.model_validate_json(row)
             except ValidationError as error:
-                raise TraceError(f"{path} is not a kvflow trace: {_problem(error)}") from None
+                raise TraceError(f"{path} is not a kvflow trace: {validation_problem(error)}") from None
     raise TraceError(f"{path} is empty")
 
 
 def write_trace(path: Path, header: TraceHeader, events: Iterable[Event]) -> int:
     """Write a trace; returns the number of events."""
-    count = 0
+    events_written = 0
     with (
         cast(IO[str], gzip.open(path, "wt", encoding="utf-8"))
         if path.suffix == ".gz"
         else path.open("w", encoding="utf-8") as file
     ):
         file.write(header.model_dump_json() + "\n")
-        for count, event in enumerate(events, start=1):
+        for event in events:
             file.write(event.model_dump_json(exclude_none=True, exclude_defaults=False) + "\n")
-    return count
+            events_written += 1
+    return events_written
 
 
 def open_text(path: Path) -> IO[str]:
-    """Open a text file for reading, gzipped or not.
+    """Open a text file for reading, gzipped or not: its first bytes say which, not its name.
 
     Raises:
         TraceError: it does not exist or cannot be opened.
     """
     try:
-        if path.suffix == ".gz":
+        with path.open("rb") as file:
+            gzipped = file.read(2) == _GZIP_MAGIC
+        if gzipped:
             return cast(IO[str], gzip.open(path, "rt", encoding="utf-8", errors="surrogateescape"))
         return path.open(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
@@ -113,11 +118,12 @@ def numbered_rows(path: Path, file: IO[str]) -> Iterator[tuple[int, str]]:
         for line, row in enumerate(file, start=1):
             if row.strip():
                 yield line, row
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"{path} cannot be read beyond line {line}: {error}") from None
 
 
-def _problem(error: ValidationError) -> str:
+def validation_problem(error: ValidationError) -> str:
+    """Say in one line what pydantic found wrong first, and where."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -11,7 +11,6 @@ from kvflow.trace.schema import (
     Join,
     LLMCall,
     Spawn,
-    Supersede,
     ThreadEvent,
     ToolEnd,
     ToolStart,
@@ -60,26 +59,34 @@ class _Open:
     def _check(self, event: ThreadEvent) -> str:
         if event.thread not in self._spawned:
             return f"thread {event.thread!r} has not been spawned"
-        match event:
-            case LLMCall():
-                return self._check_call(event)
-            case Supersede():
-                return "" if event.call in self._context_tokens else f"call {event.call!r} is not known"
-            case ToolStart():
-                self._tools.add((event.thread, event.tool_call))
-            case ToolEnd():
-                if (event.thread, event.tool_call) not in self._tools:
-                    return f"tool call {event.tool_call!r} has not started in this thread"
-                self._tools.remove((event.thread, event.tool_call))
-            case Spawn():
-                if event.child in self._spawned:
-                    return f"thread {event.child!r} exists already"
-                self._spawned.add(event.child)
-                self.program.threads.setdefault(event.child, [])
-            case Join():
-                if event.child not in self._spawned or event.child in self._joined:
-                    return f"thread {event.child!r} is not there to be joined"
-                self._joined.add(event.child)
+        if isinstance(event, LLMCall):
+            return self._check_call(event)
+        if isinstance(event, ToolStart | ToolEnd):
+            return self._check_tool(event)
+        if isinstance(event, Spawn | Join):
+            return self._check_child(event)
+        return "" if event.call in self._context_tokens else f"call {event.call!r} is not known"
+
+    def _check_tool(self, event: ToolStart | ToolEnd) -> str:
+        tool_call = (event.thread, event.tool_call)
+        if isinstance(event, ToolStart):
+            self._tools.add(tool_call)
+        elif tool_call in self._tools:
+            self._tools.remove(tool_call)
+        else:
+            return f"tool call {event.tool_call!r} has not started in this thread"
+        return ""
+
+    def _check_child(self, event: Spawn | Join) -> str:
+        if isinstance(event, Join):
+            if event.child not in self._spawned or event.child in self._joined:
+                return f"thread {event.child!r} is not there to be joined"
+            self._joined.add(event.child)
+        else:
+            if event.child in self._spawned:
+                return f"thread {event.child!r} exists already"
+            self._spawned.add(event.child)
+            self.program.threads.setdefault(event.child, [])
         return ""
 
     def _check_call(self, call: LLMCall) -> str:

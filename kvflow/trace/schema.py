@@ -24,7 +24,7 @@ MAIN_THREAD = "main"
 
 
 class Piece(NamedTuple):
-    """A slice of a content: ``tokens`` of its tokens, from ``offset`` on. Written as ``[content, tokens(, offset)]``."""
+    """A slice of a content: ``tokens`` of its tokens from ``offset`` on. Written as ``[content, tokens(, offset)]``."""
 
     content: str
     tokens: int

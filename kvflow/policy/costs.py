@@ -1,0 +1,40 @@
+"""What a hit saves, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCosts:
+    """Times of one model on one machine, as far as an order of eviction depends on them.
+
+    Recomputing tokens a to b behind a cached prefix takes a linear part and the attention to everything before them;
+    loading takes bytes over bandwidth wherever they stand (``shared`` derivation: FLOPs = 2N(b-a) + 2Ld(b²-a²)).
+
+    Attributes:
+        prefill_token_s: seconds to compute one token without attention.
+        attention_token_s: seconds to attend to one earlier token.
+        load_token_s: seconds to load one token from host to device.
+        storage_token_s: seconds to fetch one token from storage to host.
+    """
+
+    prefill_token_s: float = 4.0e-5
+    attention_token_s: float = 1.3e-9
+    load_token_s: float = 2.6e-6
+    storage_token_s: float = 4.4e-5
+
+    def compute_s(self, start_tokens: int, end_tokens: int) -> float:
+        """Seconds to compute tokens ``start`` to ``end`` of a prompt whose first ``start`` tokens are cached."""
+        count = end_tokens - start_tokens
+        return count * (self.prefill_token_s + self.attention_token_s * (start_tokens + end_tokens) / 2)
+
+    def load_s(self, tokens: int) -> float:
+        """Seconds to load tokens from host to device."""
+        return tokens * self.load_token_s
+
+    def saved_token_s(self, position_tokens: int, *, backed_up: bool) -> float:
+        """Seconds a hit saves for one token at a position, against what happens without it."""
+        if backed_up:
+            return self.load_token_s
+        return self.prefill_token_s + self.attention_token_s * position_tokens

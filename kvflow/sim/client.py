@@ -1,0 +1,239 @@
+"""The simulated clients: programs that run in a closed loop, so that a late answer delays what comes after it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from kvflow.engine import PromptClaim
+from kvflow.graph import END
+from kvflow.hints import DecodedFact, Fact, StepFact, ToolFact
+from kvflow.sim.context import Context, Pager
+from kvflow.sim.ports import Brain, Thread
+from kvflow.sim.request import Request
+from kvflow.sim.server import Server
+from kvflow.sim.tree import Node
+from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ToolEnd, ToolStart
+
+_NAME_CHARS = 128
+_ID_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What stands in for times a trace does not have.
+
+    Attributes:
+        tool_s: median of a log-normal distribution for tools without a recorded duration.
+        delay_s: what a client does between events when the trace does not say.
+        max_delay_s: longest recorded delay or tool that is kept; people go home.
+    """
+
+    tool_s: float = 1.0
+    delay_s: float = 0.0
+    max_delay_s: float = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """One workflow under way.
+
+    Attributes:
+        contexts: prompt with answer of every call so far.
+        tips: node where a call's context ended.
+        threads: processes of spawned threads.
+    """
+
+    program: Program
+    workflow_id: str
+    order: float
+    contexts: dict[str, Context] = field(default_factory=dict)
+    tips: dict[str, Node | None] = field(default_factory=dict)
+    threads: dict[str, simpy.Process] = field(default_factory=dict)
+
+
+class Clients:
+    """Runs programs, so many at a time, against a server.
+
+    Args:
+        brain: told of everything a real client would say; oracles also of what it is about to do.
+        seed: for durations that the trace does not have.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, server: Server, brain: Brain, pager: Pager, *, waits: Waits, seed: int
+    ) -> None:
+        self.completion_s: list[float] = []
+        self.calls = 0
+        self._env = env
+        self._server = server
+        self._brain = brain
+        self._pager = pager
+        self._waits = waits
+        self._seed = seed
+
+    def work(self, programs: Iterator[tuple[int, Program]]) -> Iterator[simpy.Event]:
+        """Run one program after the other (SimPy process; one of these per program that runs at a time)."""
+        for order, program in programs:
+            run = _Run(program, f"{order}:{program.start.workflow}"[:_ID_CHARS], order)
+            began_s = self._env.now
+            self._brain.begin(program)
+            yield from self._thread(run, MAIN_THREAD, run.workflow_id, program.start.type[:_NAME_CHARS])
+            for thread in run.threads.values():
+                if thread.is_alive:
+                    yield thread
+            self._say(StepFact(workflow_id=run.workflow_id, agent=END))
+            self.completion_s.append(self._env.now - began_s)
+
+    def _thread(self, run: _Run, name: str, workflow_id: str, workflow_type: str) -> Iterator[Any]:
+        events = run.program.threads.get(name, [])
+        thread = self._describe(run, name, workflow_id, workflow_type)
+        parent_id = None if workflow_id == run.workflow_id else run.workflow_id
+        step = _Step(workflow_id, workflow_type, parent_id)
+        tools: dict[str, ToolStart] = {}
+        for position, event in enumerate(events):
+            thread.position = position
+            self._brain.reach(thread)
+            match event:
+                case LLMCall():
+                    yield from self._call(run, event, step, thread)
+                case ToolStart():
+                    thread.tools_s[event.tool_call] = self._env.now + thread.tool_s(event)
+                    tools[event.tool_call] = event
+                    self._say(step.tool(event, "start"))
+                case ToolEnd():
+                    left_s = thread.tools_s.pop(event.tool_call) - self._env.now
+                    if left_s > 0:
+                        yield self._env.timeout(left_s)
+                    self._say(step.tool(tools.pop(event.tool_call), "end"))
+                case Spawn():
+                    child_id = f"{run.workflow_id[: _ID_CHARS // 2]}/{event.child}"[:_ID_CHARS]
+                    child_type = f"{workflow_type}/{_first_agent(run, event)}"[:_NAME_CHARS]
+                    run.threads[event.child] = self._env.process(self._thread(run, event.child, child_id, child_type))
+                case Join():
+                    if event.child in run.threads:
+                        yield run.threads[event.child]
+        if parent_id is not None:
+            self._say(StepFact(workflow_id=workflow_id, agent=END))
+
+    def _describe(self, run: _Run, name: str, workflow_id: str, workflow_type: str) -> Thread:
+        events = run.program.threads.get(name, [])
+        recorded = {event.tool_call: event.seconds for event in events if isinstance(event, ToolEnd)}
+        longest_s = self._waits.max_delay_s
+
+        def tool_s(start: ToolStart) -> float:
+            seconds = recorded.get(start.tool_call)
+            if seconds is not None:
+                return min(seconds, longest_s)
+            own = random.Random(f"{self._seed}/{run.program.start.workflow}/{name}/{start.tool_call}")
+            return min(self._waits.tool_s * own.lognormvariate(0.0, 1.0), longest_s)
+
+        def delay_s(call: LLMCall) -> float:
+            return self._waits.delay_s if call.delay_s is None else min(call.delay_s, longest_s)
+
+        return Thread(
+            workflow_id=workflow_id, workflow_type=workflow_type, events=events, tool_s=tool_s, delay_s=delay_s
+        )
+
+    def _call(self, run: _Run, call: LLMCall, step: _Step, thread: Thread) -> Iterator[Any]:
+        delay_s = thread.delay_s(call)
+        if delay_s:
+            yield self._env.timeout(delay_s)
+        base = call.prompt.base
+        before = run.contexts[base] if base is not None else self._pager.empty()
+        prompt = self._pager.extend(before, call.prompt.keep_tokens, call.prompt.add)
+        answer = [Piece(call.output, call.output_tokens)] if call.output_tokens else []
+        whole = self._pager.extend(prompt, prompt.tokens, answer)
+        claim = PromptClaim(
+            workflow_id=step.workflow_id,
+            workflow_type=step.workflow_type,
+            agent=call.agent[:_NAME_CHARS],
+            fixed_tokens=call.fixed_tokens,
+        )
+        self._say(*step.enter(call.agent[:_NAME_CHARS]), with_request=True)
+        self._brain.reach(thread, asking=True)
+        request = Request(
+            claim=claim,
+            prompt=prompt,
+            whole=whole,
+            output_tokens=call.output_tokens,
+            order=run.order,
+            near=run.tips.get(base) if base is not None else None,
+            arrived_s=self._env.now,
+            done=self._env.event(),
+        )
+        self._env.process(self._server.submit(request))
+        yield request.done
+        self._brain.answered(claim)
+        if request.admitted_s is not None and request.hits["device"] < request.hits["host"] + request.goal // 2:
+            self._brain.waited(request.admitted_s - request.arrived_s, request.first_token_s - request.admitted_s)
+        self.calls += 1
+        run.contexts[call.call] = whole
+        run.tips[call.call] = request.node
+
+    def _say(self, *facts: Fact, with_request: bool = False) -> None:
+        items = [
+            DecodedFact(
+                action_id="", action_type="kvflow.step" if isinstance(fact, StepFact) else "kvflow.tool", fact=fact
+            )
+            for fact in facts
+        ]
+        self._brain.take(items, with_request=with_request)
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step a thread is in, and the facts that tell of it, as kvflow's client would send them."""
+
+    workflow_id: str
+    workflow_type: str
+    parent_id: str | None
+    agent: str | None = None
+    count: int = 0
+
+    def enter(self, agent: str) -> list[Fact]:
+        """An agent asks; a step ends when another agent's begins."""
+        facts: list[Fact] = []
+        if agent != self.agent:
+            if self.agent is not None:
+                facts.append(self._fact(self.agent, "end"))
+            self.agent = agent
+            self.count += 1
+        facts.append(self._fact(agent, "start"))
+        return facts
+
+    def tool(self, start: ToolStart, event: str) -> ToolFact:
+        """An agent's tool starts or ends."""
+        return ToolFact.model_construct(
+            workflow_id=self.workflow_id,
+            agent=self.agent or start.agent[:_NAME_CHARS],
+            tool=start.tool[:_NAME_CHARS],
+            verb=start.verb[:_NAME_CHARS] if start.verb else None,
+            event=event,
+            call_id=start.tool_call,
+            expected_s=None,
+        )
+
+    def _fact(self, agent: str, event: str) -> StepFact:
+        return StepFact.model_construct(
+            workflow_id=self.workflow_id,
+            agent=agent,
+            workflow_type=self.workflow_type,
+            step_id=f"{self.count}:{agent}",
+            event=event,
+            parent_workflow_id=self.parent_id,
+            tools=[],
+            final=False,
+            tenant=None,
+            fixed_prompt_tokens=None,
+            fixed_prompt_messages=None,
+        )
+
+
+def _first_agent(run: _Run, spawn: Spawn) -> str:
+    events = run.program.threads.get(spawn.child, [])
+    return next((event.agent for event in events if isinstance(event, LLMCall)), spawn.child)

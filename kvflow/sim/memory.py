@@ -1,0 +1,169 @@
+"""Device and host memory of the simulated server: what is free, and making room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import simpy
+
+from kvflow.engine import Accounting, Coordinator, Guard, Tier
+from kvflow.sim.profile import Profile
+from kvflow.sim.tree import Node, RadixTree, backed_up
+
+
+class Memory:
+    """The radix tree with its pools and the links between them.
+
+    Args:
+        device_tokens, host_tokens, storage_tokens: capacity per tier; 0 for none.
+        trust: tells how far prediction is trusted; None trusts it fully.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        profile: Profile,
+        coordinator: Coordinator,
+        accounting: Accounting,
+        *,
+        page_tokens: int,
+        device_tokens: int,
+        host_tokens: int,
+        storage_tokens: int,
+        guard: Guard | None,
+    ) -> None:
+        self.page_tokens = page_tokens
+        self.device_pages = device_tokens // page_tokens
+        self.host_pages = host_tokens // page_tokens
+        self.storage_pages = storage_tokens // page_tokens if host_tokens else 0
+        self.tree = RadixTree(
+            coordinator,
+            page_tokens,
+            share=(lambda: guard.share) if guard is not None else (lambda: 1.0),
+            on_evicted=self._count_evicted,
+        )
+        self.private_tokens = 0
+        self.stored_tokens = 0
+        self._env = env
+        self._profile = profile
+        self._coordinator = coordinator
+        self._accounting = accounting
+        self._load_free_s = 0.0
+        self._backups = simpy.Store(env)
+        self._stores = simpy.Store(env)
+        if self.host_pages:
+            env.process(self._back_up())
+        if self.storage_pages:
+            env.process(self._store())
+
+    @property
+    def free_pages(self) -> int:
+        """Pages nobody uses."""
+        return self.device_pages - self.tree.device_pages - -(-self.private_tokens // self.page_tokens)
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free or can be made so."""
+        return self.free_pages + self.tree.evictable_pages
+
+    def make_room(self, pages: int) -> bool:
+        """Free so many pages of the device; tells whether they are."""
+        short = pages - self.free_pages
+        if short > 0:
+            self.tree.evict_device(short)
+        return self.free_pages >= pages
+
+    def load_back(self, node: Node, device: Node) -> float:
+        """Load everything from ``device`` (exclusive) down to ``node``; room has been made. Returns when it is there.
+
+        The pages count as on the device at once, as in SGLang; whoever needs them waits for the time returned.
+        """
+        tokens = (node.end - device.end) * self.page_tokens
+        current = node
+        while current is not device:
+            self.tree.set_device(current)
+            assert current.parent is not None
+            current = current.parent
+        self._accounting.loaded_back(tokens)
+        duration_s = tokens * self._profile.load_token_s
+        self._accounting.counters.load_back_s += duration_s
+        self._load_free_s = max(self._load_free_s, self._env.now) + duration_s
+        return self._load_free_s
+
+    def fetch(self, node: Node) -> Iterator[simpy.Event]:
+        """Bring what only storage has of a prompt to the host (SimPy process); does nothing if all is there."""
+        missing: list[Node] = []
+        current = node
+        while current.parent is not None and not current.on_device and not current.on_host:
+            missing.append(current)
+            current = current.parent
+        tokens = sum(len(one.key) for one in missing)
+        if not tokens:
+            return
+        yield self._env.timeout(tokens * self._profile.storage_token_s)
+        self.stored_tokens += tokens
+        for one in reversed(missing):
+            if not one.alive or one.on_host or one.on_device:
+                continue
+            one.host_locks += 1
+            fits = self._host_room(one.key.pages)
+            one.host_locks -= 1
+            if not fits or not (one.parent is None or one.parent.parent is None or one.parent.on_host):
+                return
+            self.tree.set_host(one)
+
+    def keep_copy(self, node: Node, start_pages: int) -> None:
+        """Queue a node's pages from ``start_pages`` on for a copy on the host (write-through)."""
+        if self.host_pages and node.end > start_pages:
+            self.tree.lock(node)
+            self._backups.put((node, start_pages))
+
+    def _back_up(self) -> Iterator[Any]:
+        while True:
+            node, start_pages = yield self._backups.get()
+            spans = _between(node, start_pages)
+            pages = sum(span.key.pages for span in spans)
+            yield self._env.timeout(pages * self.page_tokens * self._profile.backup_token_s)
+            for span in reversed(_between(node, start_pages)):
+                parent = span.parent
+                if span.on_host or parent is None or (parent.parent is not None and not parent.on_host):
+                    continue
+                if not self._host_room(span.key.pages):
+                    break
+                self.tree.set_host(span)
+                if self.storage_pages and not span.on_storage:
+                    self._stores.put(span)
+            self.tree.unlock(node)
+
+    def _store(self) -> Iterator[Any]:
+        while True:
+            node = yield self._stores.get()
+            yield self._env.timeout(len(node.key) * self._profile.storage_token_s)
+            if not node.alive or node.on_storage:
+                continue
+            short = self.tree.storage_pages + node.key.pages - self.storage_pages
+            if short <= 0 or self.tree.evict_storage(short) >= short:
+                self.tree.set_storage(node)
+
+    def _host_room(self, pages: int) -> bool:
+        short = pages - (self.host_pages - self.tree.host_pages)
+        if short > 0:
+            self.tree.evict_host(short)
+        return pages <= self.host_pages - self.tree.host_pages
+
+    def _count_evicted(self, node: Node, tier: str) -> None:
+        self._accounting.evicted(Tier(tier), self._coordinator.class_of(node), len(node.key))
+
+
+def _between(node: Node, start_pages: int) -> list[Node]:
+    """Nodes from a node up to a position, deepest first: splits may have made several of one."""
+    nodes = []
+    current: Node | None = node
+    while current is not None and current.parent is not None and current.end > start_pages:
+        nodes.append(current)
+        current = current.parent
+    return nodes
+
+
+__all__ = ["Memory", "backed_up"]

@@ -1,0 +1,57 @@
+"""One request to the simulated server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import simpy
+
+from kvflow.engine import PromptClaim
+from kvflow.sim.context import Context
+from kvflow.sim.tree import Node
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """A prompt to be answered.
+
+    Attributes:
+        claim: whose prompt it is.
+        prompt: its context.
+        whole: the context with the answer.
+        output_tokens: length of the answer.
+        order: place in program order; lower first if admission goes by workflow.
+        near: node where the thread's previous request ended.
+        done: succeeds with the answer.
+        node: deepest node of its own in the tree, locked.
+        computed: tokens of the prompt (and of the answer, after a retraction) that are on the device.
+        generated: tokens generated until it was last retracted.
+        started_step: decode step at which it joined the batch.
+        joined: how many had joined before it, to tell its turns in the batch apart.
+    """
+
+    claim: PromptClaim
+    prompt: Context
+    whole: Context
+    output_tokens: int
+    order: float
+    near: Node | None
+    arrived_s: float
+    done: simpy.Event
+    node: Node | None = None
+    computed: int = 0
+    generated: int = 0
+    started_step: int = 0
+    joined: int = 0
+    load_until_s: float = 0.0
+    fixed_tokens: int = 0
+    counted: bool = False
+    tagged: bool = False
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    hits: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def goal(self) -> int:
+        """Tokens to be computed before it can generate: the prompt, and what it had generated before a retraction."""
+        return self.prompt.tokens + self.generated

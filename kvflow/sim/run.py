@@ -1,0 +1,182 @@
+"""One simulation: programs of a trace against one server under one policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import simpy
+
+from kvflow.config import Settings
+from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret
+from kvflow.policy import ORACLES
+from kvflow.sim.brains import LearnedBrain, OracleBrain
+from kvflow.sim.client import Clients, Waits
+from kvflow.sim.context import Pager
+from kvflow.sim.memory import Memory, backed_up
+from kvflow.sim.profile import Profile
+from kvflow.sim.server import Admission, Server, ServerTimes
+from kvflow.trace import Program
+
+UNIT_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """What is simulated.
+
+    Attributes:
+        policy: eviction order.
+        guard: bound the damage of wrong predictions; only orders that predict have one.
+        device_tokens, host_tokens, storage_tokens: capacity per tier, 0 for none.
+        concurrency: programs that run at a time.
+        page_tokens: page size.
+    """
+
+    policy: str = "lru"
+    guard: bool = True
+    device_tokens: int
+    host_tokens: int = 0
+    storage_tokens: int = 0
+    concurrency: int = 8
+    admission: Admission = "fcfs"
+    page_tokens: int = 64
+    seed: int = 0
+    waits: Waits = field(default_factory=Waits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimResult:
+    """What came of it.
+
+    Attributes:
+        calls: LLM calls answered.
+        workflows: programs completed.
+        span_s: simulated time.
+        wall_s: real time it took.
+        counters: tokens and loads.
+        times: where the server's time went.
+        completion_s: time of every program from start to end.
+        regret: what the guard has measured, and its state at the end; None without one.
+    """
+
+    settings: SimSettings
+    calls: int
+    workflows: int
+    span_s: float
+    wall_s: float
+    counters: Counters
+    times: ServerTimes
+    completion_s: list[float]
+    regret: Regret | None
+    share: float | None
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds spent on what had been cached before: recomputed, or loaded back from the host."""
+        return self.times.recompute_s + self.counters.load_back_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"lost_s": self.lost_s}
+
+
+GUARDED = frozenset({"cost"})
+"""Orders that are ours to serve with, and so are guarded; published ones run as they were published."""
+
+
+def simulate(
+    programs: Iterable[Program],
+    profile: Profile,
+    settings: SimSettings,
+    *,
+    on_progress: Callable[[int], None] = lambda calls: None,
+) -> SimResult:
+    """Run programs in a closed loop.
+
+    Args:
+        programs: in the order in which they start.
+        profile: how long things take.
+        settings: the rest.
+        on_progress: told of the number of calls answered, now and then.
+
+    Raises:
+        ConfigError: the policy does not exist.
+    """
+    started_s = time.perf_counter()
+    env = simpy.Environment()
+    pager = Pager(settings.page_tokens, max(1, UNIT_TOKENS // settings.page_tokens))
+    coordinator = Coordinator(settings.policy, profile.costs, backed_up=backed_up)
+    accounting = Accounting(pager.unit_tokens)
+    guard = Guard(profile.costs, pager.unit_tokens) if settings.guard and settings.policy in GUARDED else None
+    memory = Memory(
+        env,
+        profile,
+        coordinator,
+        accounting,
+        page_tokens=settings.page_tokens,
+        device_tokens=settings.device_tokens,
+        host_tokens=settings.host_tokens,
+        storage_tokens=settings.storage_tokens,
+        guard=guard,
+    )
+    brain: LearnedBrain | OracleBrain
+    if settings.policy in ORACLES:
+        brain = OracleBrain(env, profile, coordinator)
+    else:
+        brain = LearnedBrain(env, _control_settings(settings), coordinator)
+    server = Server(
+        env,
+        profile,
+        memory,
+        coordinator,
+        accounting,
+        guard=guard,
+        admission=settings.admission,
+        before_eviction=brain.refresh,
+    )
+    clients = Clients(env, server, brain, pager, waits=settings.waits, seed=settings.seed)
+    supply = enumerate(programs)
+    workers = [env.process(clients.work(_share(supply))) for _ in range(settings.concurrency)]
+    _run_to_end(env, workers, clients, on_progress)
+    return SimResult(
+        settings=settings,
+        calls=clients.calls,
+        workflows=len(clients.completion_s),
+        span_s=env.now,
+        wall_s=time.perf_counter() - started_s,
+        counters=accounting.counters,
+        times=server.times,
+        completion_s=clients.completion_s,
+        regret=guard.regret if guard else None,
+        share=guard.share if guard else None,
+    )
+
+
+def _control_settings(settings: SimSettings) -> Settings:
+    """The server's settings; Continuum's order gets Continuum's TTLs."""
+    ttl = "learned" if settings.policy in ("ttl", "saga") else "fixed"
+    return Settings.model_validate({"eviction": {"policy": "steps"}, "pin": {"ttl": ttl}})
+
+
+def _share(supply: Iterator[tuple[int, Program]]) -> Iterator[tuple[int, Program]]:
+    """Let several workers take programs from one supply."""
+    while True:
+        try:
+            yield next(supply)
+        except StopIteration:
+            return
+
+
+def _run_to_end(
+    env: simpy.Environment, workers: list[simpy.Process], clients: Clients, on_progress: Callable[[int], None]
+) -> None:
+    finished = env.all_of(workers)
+    reported = 0
+    while not finished.processed:
+        env.step()
+        if clients.calls >= reported + 100:
+            reported = clients.calls
+            on_progress(reported)

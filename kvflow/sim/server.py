@@ -1,0 +1,376 @@
+"""The simulated server: a queue, continuous batching with chunked prefill, and memory below them.
+
+Follows SGLang's scheduler: prefill goes before decode, requests are admitted in order as long as their prompt and a
+reserve for what runs fits, a prompt longer than the chunk is computed in turns, a prefix on the host is loaded layer by
+layer while the rest is computed, and when running requests outgrow memory the one admitted last is retracted.
+Decode steps between two events are one event.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Literal
+
+import simpy
+
+from kvflow.engine import Accounting, Coordinator, Guard, Tier
+from kvflow.sim.memory import Memory
+from kvflow.sim.profile import Profile
+from kvflow.sim.request import Request
+from kvflow.sim.tree import Node
+
+_RETRY_STEPS = 32
+Admission = Literal["fcfs", "workflow"]
+
+
+@dataclass(slots=True)
+class ServerTimes:
+    """Where the server's time went, and what requests waited for.
+
+    Attributes:
+        recompute_s: prefill time of tokens that had been cached before.
+        queue_s: waiting time of every request until it was admitted.
+        ttft_s: time of every request from arrival to first token.
+    """
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    recompute_s: float = 0.0
+    retractions: int = 0
+    rejected: int = 0
+    queue_s: list[float] = field(default_factory=list)
+    ttft_s: list[float] = field(default_factory=list)
+
+
+class Server:
+    """Takes requests, answers them in simulated time.
+
+    Args:
+        before_eviction: called before decisions are made, to bring predictions up to date.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        profile: Profile,
+        memory: Memory,
+        coordinator: Coordinator,
+        accounting: Accounting,
+        *,
+        guard: Guard | None,
+        admission: Admission = "fcfs",
+        before_eviction: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.times = ServerTimes()
+        self._env = env
+        self._profile = profile
+        self._memory = memory
+        self._tree = memory.tree
+        self._coordinator = coordinator
+        self._accounting = accounting
+        self._guard = guard
+        self._by_workflow = admission == "workflow"
+        self._before_eviction = before_eviction
+        self._waiting: list[Request] = []
+        self._chunked: Request | None = None
+        self._running: dict[Request, None] = {}
+        self._finishing: list[tuple[int, int, Request]] = []
+        self._joined = 0
+        self._step = 0
+        self._context_tokens = 0
+        self._wake = env.event()
+        env.process(self._run())
+
+    def submit(self, request: Request) -> Iterator[simpy.Event]:
+        """Take a request (SimPy process): fetch what storage has of it, then queue it."""
+        if ceil(request.whole.tokens / self._memory.page_tokens) > self._memory.device_pages:
+            self.times.rejected += 1
+            request.done.succeed(False)
+            return
+        if self._memory.storage_pages:
+            node = self._tree.match(request.prompt, request.near, self._matchable(request))
+            yield from self._memory.fetch(node)
+        self._waiting.append(request)
+        if self._by_workflow:
+            self._waiting.sort(key=_program_order)
+        if not self._wake.triggered:
+            self._wake.succeed()
+
+    def _run(self) -> Iterator[simpy.Event]:
+        while True:
+            batch = self._admit()
+            if batch:
+                yield from self._prefill(batch)
+            elif self._running:
+                yield from self._decode()
+            else:
+                self._wake = self._env.event()
+                if self._waiting:  # its memory is held by copies under way
+                    yield self._wake | self._env.timeout(0.005)
+                else:
+                    yield self._wake
+
+    # -- admission
+
+    def _admit(self) -> list[tuple[Request, int, int]]:
+        """Form a prefill batch: (request, first token, last token + 1)."""
+        if not self._waiting and self._chunked is None:
+            return []
+        self._before_eviction()
+        batch: list[tuple[Request, int, int]] = []
+        budget = self._profile.chunk_tokens
+        if self._chunked is not None:
+            request, self._chunked = self._chunked, None
+            budget -= self._add(batch, request, budget)
+        while budget > 0 and self._waiting and self._chunked is None:
+            if len(self._running) + len(batch) >= self._profile.max_running:
+                break
+            request = self._waiting[0]
+            if not self._place(request, len(batch)):
+                break
+            self._waiting.pop(0)
+            budget -= self._add(batch, request, budget)
+        return batch
+
+    def _add(self, batch: list[tuple[Request, int, int]], request: Request, budget: int) -> int:
+        start, end = request.computed, min(request.goal, request.computed + budget)
+        batch.append((request, start, end))
+        if end < request.goal:
+            self._chunked = request
+        return end - start
+
+    def _place(self, request: Request, admitted: int) -> bool:
+        """Give a request its memory: lock its cached prefix, load back what is on the host, reserve the rest."""
+        tree, memory = self._tree, self._memory
+        node = tree.match(request.whole, request.near, self._matchable(request))
+        while not node.on_device and not node.on_host:
+            assert node.parent is not None
+            node = node.parent
+        device = node
+        while not device.on_device:
+            assert device.parent is not None
+            device = device.parent
+        tree.lock(node)
+        need = ceil(request.goal / memory.page_tokens) - device.end
+        reserve = self._profile.reserve_tokens * (len(self._running) + admitted + 1) // memory.page_tokens
+        alone = not self._running and not admitted
+        available = memory.available_pages
+        if need > available or (need + reserve > available and not alone) or not memory.make_room(need):
+            tree.unlock(node)
+            return False
+        if node is not device:
+            request.load_until_s = memory.load_back(node, device)
+        page = memory.page_tokens
+        request.node = node
+        request.computed = node.end * page
+        request.hits = {"device": device.end * page, "host": (node.end - device.end) * page}
+        # pages are taken now, as a whole; they stop being private as the tree takes them over
+        memory.private_tokens += request.goal - request.computed
+        if request.counted:
+            self._accounting.retracted(request.goal - request.computed)
+            self.times.recompute_s += self._profile.compute_s(request.computed, request.goal)
+        if request.admitted_s is None:
+            request.admitted_s = self._env.now
+            self.times.queue_s.append(self._env.now - request.arrived_s)
+        return True
+
+    def _matchable(self, request: Request) -> int:
+        """Pages that may be found in the cache: the last token has to be computed to generate from it."""
+        return (request.goal - 1) // self._memory.page_tokens
+
+    # -- prefill
+
+    def _prefill(self, batch: list[tuple[Request, int, int]]) -> Iterator[simpy.Event]:
+        profile, env = self._profile, self._env
+        compute_s = profile.prefill_step_s
+        loaded_s = env.now
+        for request, start, end in batch:
+            compute_s += profile.compute_s(start, end)
+            loaded_s = max(loaded_s, request.load_until_s)
+        stall_s = max(0.0, loaded_s - env.now - compute_s)
+        self.times.prefill_s += compute_s
+        self._accounting.counters.stall_s += stall_s
+        yield env.timeout(compute_s + stall_s)
+        for request, _, end in batch:
+            self._computed(request, end)
+            if not request.counted:
+                self._count(request)
+            if end == request.goal:
+                self._first_token(request)
+
+    def _computed(self, request: Request, end: int) -> None:
+        """Enter what has been computed of a request into the tree."""
+        pages = end // self._memory.page_tokens
+        request.computed = end
+        self._enter(request, pages)
+
+    def _enter(self, request: Request, pages: int) -> None:
+        tree, memory = self._tree, self._memory
+        old = request.node
+        assert old is not None
+        if pages <= old.end:
+            return
+        node, had = tree.insert(request.whole, pages, old)
+        tree.lock(node)
+        tree.unlock(old)
+        request.node = node
+        memory.private_tokens -= (pages - old.end) * memory.page_tokens
+        memory.keep_copy(node, max(old.end, had))
+        self._tag(request, node)
+
+    def _tag(self, request: Request, node: Node) -> None:
+        """Enter the request's claim, with a node boundary where its fixed prompt ends."""
+        page = self._memory.page_tokens
+        fixed = (request.claim.fixed_tokens or 0) // page
+        path = _path(node)
+        if 0 < fixed <= node.end and all(one.end != fixed for one in path):
+            self._tree.match(request.whole, None, fixed)
+            path = _path(node)
+        claim_path = [(one, one.end * page) for one in path]
+        self._coordinator.tag(request.claim, claim_path, fixed * page, first=not request.tagged)
+        request.tagged = True
+
+    def _count(self, request: Request) -> None:
+        request.counted = True
+        memory, hits = self._memory, request.hits
+        recomputed = self._accounting.prompt(
+            request.prompt.tokens, request.prompt.digests, {Tier(tier): count for tier, count in hits.items()}
+        )
+        start = hits["device"] + hits["host"]
+        self.times.recompute_s += self._profile.compute_s(start, start + recomputed)
+        if self._guard is not None:
+            self._guard.observe(
+                request.prompt.digests,
+                device_hit=hits["device"],
+                host_hit=hits["host"],
+                device_tokens=memory.device_pages * memory.page_tokens - memory.private_tokens,
+                host_tokens=memory.host_pages * memory.page_tokens,
+            )
+
+    # -- decode
+
+    def _first_token(self, request: Request) -> None:
+        if request.first_token_s is None:
+            request.first_token_s = self._env.now
+            self.times.ttft_s.append(self._env.now - request.arrived_s)
+        left = request.output_tokens - request.generated - 1
+        if left <= 0:
+            self._finish(request, 0)
+            return
+        self._running[request] = None
+        self._joined += 1
+        request.started_step = self._step
+        self._context_tokens += request.goal
+        self._memory.private_tokens += self._memory.page_tokens  # the page being filled
+        request.joined = self._joined
+        heapq.heappush(self._finishing, (self._step + left, self._joined, request))
+
+    def _decode(self) -> Iterator[simpy.Event]:
+        """Run decode steps until a request ends, one arrives, or memory must be made."""
+        self._drop_stale()
+        count = len(self._running)
+        steps = max(1, self._finishing[0][0] - self._step)
+        steps = self._room_for(count, steps)
+        if not steps:
+            self._retract()
+            return
+        step_s = self._profile.decode_s(count, self._context_tokens + count * steps / 2)
+        began_s = self._env.now
+        if self._waiting:  # nobody can be admitted before memory is released, by a request or by a copy under way
+            steps = min(steps, _RETRY_STEPS)
+        if not self._waiting and steps > 1:
+            if self._wake.triggered:
+                self._wake = self._env.event()
+            yield self._wake | self._env.timeout(steps * step_s)
+            done = ceil((self._env.now - began_s) / step_s - 1e-9)
+            if done < steps:
+                steps = max(1, done)
+                yield self._env.timeout(max(0.0, began_s + steps * step_s - self._env.now))
+        else:
+            yield self._env.timeout(steps * step_s)
+        self._step += steps
+        self._context_tokens += count * steps
+        self._memory.private_tokens += count * steps
+        self.times.decode_s += steps * step_s
+        while self._finishing and self._finishing[0][0] <= self._step:
+            _, joined, request = heapq.heappop(self._finishing)
+            if request in self._running and request.joined == joined:
+                self._leave_batch(request)
+                self._finish(request, self._step - request.started_step)
+
+    def _drop_stale(self) -> None:
+        """Forget when requests would have ended that have been retracted since."""
+        while True:
+            _, joined, request = self._finishing[0]
+            if request in self._running and request.joined == joined:
+                return
+            heapq.heappop(self._finishing)
+
+    def _room_for(self, count: int, steps: int) -> int:
+        """How many of so many decode steps memory lasts for, making room as needed."""
+        pages = ceil(count * steps / self._memory.page_tokens)
+        if self._memory.free_pages >= pages:
+            return steps
+        self._before_eviction()
+        steps = min(steps, max(16, 4 * self._memory.page_tokens // count))
+        if self._memory.make_room(ceil(count * steps / self._memory.page_tokens)):
+            return steps
+        return min(steps, max(0, self._memory.free_pages) * self._memory.page_tokens // count)
+
+    def _leave_batch(self, request: Request) -> None:
+        del self._running[request]
+        self._context_tokens -= request.goal + self._step - request.started_step
+
+    def _retract(self) -> None:
+        """Take the memory of the request admitted last; it starts again later."""
+        request = next(reversed(self._running))
+        generated = self._step - request.started_step
+        self._leave_batch(request)
+        self._release(request, generated)
+        request.generated += generated
+        self.times.retractions += 1
+        request.node = None
+        self._waiting.insert(0, request)
+
+    def _release(self, request: Request, generated: int) -> None:
+        """Give back what a request holds beyond the tree."""
+        memory, node = self._memory, request.node
+        assert node is not None
+        private = request.goal - node.end * memory.page_tokens + generated
+        memory.private_tokens -= private + memory.page_tokens
+        self._tree.unlock(node)
+
+    def _finish(self, request: Request, generated: int) -> None:
+        """Answer a request and leave its context in the cache."""
+        memory = self._memory
+        if generated:
+            memory.private_tokens -= memory.page_tokens
+        self._enter(request, min(request.whole.pages, (request.goal + generated) // memory.page_tokens))
+        node = request.node
+        assert node is not None
+        memory.private_tokens -= request.goal + generated - node.end * memory.page_tokens
+        self._tree.unlock(node)
+        self._accounting.cached(request.whole.digests)
+        if self._guard is not None:
+            self._guard.cached(
+                request.whole.digests,
+                device_tokens=memory.device_pages * memory.page_tokens - memory.private_tokens,
+                host_tokens=memory.host_pages * memory.page_tokens,
+            )
+        request.done.succeed(True)
+
+
+def _path(node: Node) -> list[Node]:
+    path = []
+    current = node
+    while current.parent is not None:
+        path.append(current)
+        current = current.parent
+    return path
+
+
+def _program_order(request: Request) -> tuple[float, float]:
+    return request.order, request.arrived_s

@@ -1,0 +1,260 @@
+"""Traces of Claude Code whose prompts are told as hashes of 64-token blocks (kv-cache-tester).
+
+A row is one session. ``h`` codes the blocks of a request: how many are kept of the request before it in the same list,
+then pairs of first block and count. Blocks are numbered by their whole prefix, so that equal numbers mean equal
+prompts up to there; numbers mean nothing outside their row.
+
+Assumed, beyond what the source says:
+
+* A request continues the call with which it shares most blocks, out of the last sixteen of its thread. If it shares
+  all of them and is long enough, it also holds the rest of that prompt and its answer. What the blocks leave open at
+  the end of a prompt is taken for new.
+* ``think_time`` is a tool named ``client`` if the call before it stopped for a tool and the request brings the result
+  (the tool and any wait for permission; the source has no tool names), else it is the client's delay.
+* A sub-agent is spawned where it stands in the list, and joined before the first request that starts after its end.
+* ``tool_tokens`` and ``system_tokens`` are the fixed prompt. No two sessions share contents.
+* Requests with an empty prompt are left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Discriminator, Field, Tag
+
+from kvflow.trace.importers.base import Clock, Importer, Json, Names, Row, Tokens
+from kvflow.trace.importers.runs import Runs
+from kvflow.trace.importers.threads import Timed, interleave
+from kvflow.trace.schema import (
+    MAIN_THREAD,
+    Event,
+    Join,
+    LLMCall,
+    Piece,
+    Prompt,
+    Spawn,
+    ToolEnd,
+    ToolStart,
+    WorkflowEnd,
+    WorkflowStart,
+)
+
+BASES = 16
+"""Calls that are considered as the one a request continues."""
+CLOCK_STEP_S = 1.0
+"""Start times are logged in whole seconds."""
+AGENT = "claude-code"
+
+
+def _kind(value: Any) -> str:
+    return "agent" if isinstance(value, dict) and "requests" in value else "request"
+
+
+class _Request(Row):
+    t: Clock
+    tokens: Tokens = Field(alias="in")
+    out: Tokens
+    stop: str | None = None
+    input_types: tuple[str, ...] = ()
+    api_time: float | None = None
+    think_time: float | None = None
+    h: Annotated[list[Tokens], Field(min_length=1)]
+
+
+class _Agent(Row):
+    t: Clock = 0.0
+    subagent_type: str | None = None
+    duration_ms: float | None = None
+    tool_tokens: Tokens | None = None
+    system_tokens: Tokens | None = None
+    requests: list[
+        Annotated[
+            Annotated[_Request, Tag("request")] | Annotated[_Agent, Tag("agent")],
+            Discriminator(_kind),
+        ]
+    ]
+
+
+class _Session(_Agent):
+    id: str
+    block_size: Annotated[int, Field(ge=1)] = 64
+    group: str | None = None
+
+
+class WekaImporter(Importer):
+    """One workflow per row; see the module."""
+
+    format: ClassVar[str] = "weka"
+    token_counts = "counted"
+    notes = "t is since the start of a session; fixed prompts are as long as the source says, but not shared"
+
+    @classmethod
+    def fits(cls, row: Json) -> bool:
+        """A list of requests with coded blocks."""
+        requests = row.get("requests")
+        return isinstance(requests, list) and any(isinstance(each, dict) and "h" in each for each in requests)
+
+    def events(self, row: str) -> Sequence[Event]:
+        """Events of one session."""
+        log = _Session.model_validate_json(row)
+        session = _Threads(workflow=self.names.unique(log.id), block_tokens=log.block_size)
+        end_s = session.add(MAIN_THREAD, AGENT, log, start_s=0.0)
+        return [
+            WorkflowStart(workflow=session.workflow, type=AGENT, group=log.group),
+            *interleave(session.events),
+            WorkflowEnd(workflow=session.workflow, t=end_s),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    call: str
+    tokens: int
+    output_tokens: int
+    runs: Runs
+
+
+class _Threads:
+    """The threads of one session, as they are converted."""
+
+    def __init__(self, *, workflow: str, block_tokens: int) -> None:
+        self.workflow = workflow
+        self.block_tokens = block_tokens
+        self.events: dict[str, list[Timed]] = {}
+        self._names = Names()
+        self._calls = 0
+
+    def add(self, name: str, agent: str, log: _Agent, *, start_s: float) -> float:
+        """Convert a thread and those it spawns; returns its end in seconds."""
+        thread = _Thread(self, name, agent, log)
+        events = self.events[name] = thread.events
+        running: dict[str, float] = {}
+        end_s = start_s + max(0.0, log.duration_ms or 0.0) / 1000
+        for entry in log.requests:
+            at_s = start_s + entry.t
+            if isinstance(entry, _Agent):
+                child = self._names.unique(f"side:{entry.subagent_type or 'agent'}")
+                events.append(Timed(at_s, Spawn(workflow=self.workflow, thread=name, t=at_s, child=child)))
+                running[child] = self.add(child, entry.subagent_type or "sub-agent", entry, start_s=at_s)
+                continue
+            for child in [child for child, ends_s in running.items() if ends_s < at_s + CLOCK_STEP_S]:
+                del running[child]
+                events.append(Timed(at_s, Join(workflow=self.workflow, thread=name, t=at_s, child=child)))
+            self._calls += 1
+            thread.ask(f"c{self._calls}", entry, at_s)
+            end_s = max(end_s, at_s + max(0.0, entry.api_time or 0.0))
+        for child, ends_s in running.items():
+            end_s = max(end_s, ends_s)
+            events.append(Timed(end_s, Join(workflow=self.workflow, thread=name, t=end_s, child=child)))
+        return end_s
+
+
+class _Thread:
+    """One list of requests, as it is converted."""
+
+    def __init__(self, session: _Threads, name: str, agent: str, log: _Agent) -> None:
+        self.events: list[Timed] = []
+        self._session = session
+        self._name = name
+        self._agent = agent
+        self._fixed_tokens = (log.tool_tokens or 0) + (log.system_tokens or 0)
+        requests = [entry for entry in log.requests if isinstance(entry, _Request)]
+        self._tool_follows = {
+            id(before): before.stop == "tool_use" and "tool_result" in after.input_types
+            for before, after in pairwise(requests)
+        }
+        self._tool_call = ""
+        self._previous: _Request | None = None
+        self._blocks = Runs()
+        self._asked: deque[_Asked] = deque(maxlen=BASES)
+
+    def ask(self, call: str, request: _Request, at_s: float) -> None:
+        """Add a request, with the tool that ends before it and the one that starts after it."""
+        wait_s = self._wait_s(request)
+        workflow, thread = self._session.workflow, self._name
+        if self._tool_call:
+            self._add(
+                at_s, ToolEnd(workflow=workflow, thread=thread, t=at_s, tool_call=self._tool_call, seconds=wait_s)
+            )
+            wait_s = 0.0
+        runs = self._runs(request)
+        if request.tokens:
+            prompt = self._prompt(call, request, runs)
+            asked = _Asked(call=call, tokens=request.tokens, output_tokens=request.out, runs=runs)
+            self._asked.append(asked)
+            self._add(
+                at_s,
+                LLMCall(
+                    workflow=workflow,
+                    thread=thread,
+                    t=at_s,
+                    agent=self._agent,
+                    call=call,
+                    prompt=prompt,
+                    output=f"{self._session.workflow}/{call}",
+                    output_tokens=request.out,
+                    fixed_tokens=min(self._fixed_tokens, request.tokens) or None,
+                    delay_s=wait_s,
+                    llm_s=request.api_time,
+                ),
+            )
+        self._tool_call = ""
+        if self._tool_follows.get(id(request)):
+            self._tool_call = f"after {call}"
+            end_s = at_s + max(0.0, request.api_time or 0.0)
+            tool = ToolStart(
+                workflow=workflow, thread=thread, t=end_s, agent=self._agent, tool_call=self._tool_call, tool="client"
+            )
+            self._add(end_s, tool)
+        self._previous, self._blocks = request, runs
+
+    def _add(self, at_s: float, event: LLMCall | ToolStart | ToolEnd) -> None:
+        self.events.append(Timed(at_s, event))
+
+    def _wait_s(self, request: _Request) -> float | None:
+        if request.think_time is not None:
+            return max(0.0, request.think_time)
+        if self._previous is None or self._previous.api_time is None:
+            return None
+        return max(0.0, request.t - self._previous.t - self._previous.api_time)
+
+    def _runs(self, request: _Request) -> Runs:
+        kept = request.h[0]
+        if kept > self._blocks.blocks:
+            raise ValueError(f"request at {request.t:g} s keeps {kept} of {self._blocks.blocks} blocks")
+        runs = self._blocks.head(kept)
+        for first, count in zip(request.h[1::2], request.h[2::2], strict=True):
+            runs.append(first, count)
+        block_tokens = self._session.block_tokens
+        if (runs.blocks - 1) * block_tokens >= request.tokens:
+            raise ValueError(f"request at {request.t:g} s has {runs.blocks} blocks, but {request.tokens} tokens")
+        return runs
+
+    def _prompt(self, call: str, request: _Request, runs: Runs) -> Prompt:
+        base, kept = self._base(request, runs)
+        content, block_tokens = self._session.workflow, self._session.block_tokens
+        pieces = list(runs.pieces(content, block_tokens, kept, request.tokens))
+        left = request.tokens - kept - sum(piece.tokens for piece in pieces)
+        if left:
+            pieces.append(Piece(f"{content}/{call}/end", left))
+        return Prompt(base=base.call if base else None, keep_tokens=kept, add=tuple(pieces))
+
+    def _base(self, request: _Request, runs: Runs) -> tuple[_Asked | None, int]:
+        base, common = None, 0
+        for asked in reversed(self._asked):
+            blocks = asked.runs.common(runs)
+            if blocks > common:
+                base, common = asked, blocks
+            if common in (runs.blocks, asked.runs.blocks):
+                break
+        if base is None:
+            return None, 0
+        if common == base.runs.blocks:
+            for kept in (base.tokens + base.output_tokens, base.tokens):
+                if kept <= request.tokens:
+                    return base, kept
+        return base, min(common * self._session.block_tokens, request.tokens)
