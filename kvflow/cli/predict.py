@@ -58,7 +58,13 @@ def evaluation(
         return
     console = Console()
     for path, source, scores in results:
-        console.print(f"[bold]{path}[/bold] ({source}): {scores.workflows} workflows, {scores.llm_calls} LLM calls")
+        console.print(
+            f"{path} ({source}): {scores.workflows} workflows, {scores.llm_calls} LLM calls",
+            style="bold",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         _show(console, scores)
 
 
@@ -74,32 +80,31 @@ def _show(console: Console, scores: Evaluation) -> None:
 
 
 def _show_tools(console: Console, tools: ToolScores) -> None:
-    long_calls = ", ".join(f"{count} over {limit_s:g} s" for limit_s, count in tools.long_calls.items())
     rows = [
-        ("share of long calls by tool", *map(_number, tools.by_tool_auc.values())),
-        ("share of long calls by tool and verb", *map(_number, tools.by_verb_auc.values())),
+        ("by tool", *map(_number, tools.by_tool_auc.values())),
+        ("by verb", *map(_number, tools.by_verb_auc.values())),
     ]
-    for name, model in (("model, other workflows", tools.left_out), ("model, online", tools.online)):
+    for name, model in (("others", tools.left_out), ("online", tools.online)):
         if model is not None:
-            coverage = " / ".join(_percent(share) for share in model.coverage.values())
+            shares = map(_percent, model.coverage.values())
             losses = map(_number, model.log_loss.values())
-            factor = f"{_number(model.error_factor)}x"
-            rows.append((name, *map(_number, model.auc.values()), *losses, coverage, factor))
-    columns = ("", "AUC > 2 s", "AUC > 10 s", "log-loss > 2 s", "> 10 s", "in 50 / 80 / 95 %", "median error")
+            rows.append((name, *map(_number, model.auc.values()), *losses, *shares, _number(model.error_factor)))
+    columns = ("", "AUC 2 s", "AUC 10 s", "loss 2 s", "loss 10 s", "in 50%", "in 80%", "in 95%", "factor")
+    long_calls = ", ".join(f"{count} over {limit_s:g} s" for limit_s, count in tools.long_calls.items())
     _table(console, f"Tool durations: {tools.calls} calls, {long_calls}", columns, rows)
 
 
 def _show_agents(console: Console, agents: AgentScores) -> None:
     rows = [(str(order), _percent(each.accuracy), _number(each.log_loss)) for order, each in agents.orders.items()]
     title = f"Next agent: {agents.steps} steps, {agents.unseen} of agents not seen before"
-    _table(console, title, ("preceding agents", "right", "log-loss"), rows)
+    _table(console, title, ("order", "right", "loss"), rows)
 
 
 def _show_again(console: Console, again: AgainScores) -> None:
     rows = [(str(each.count), _percent(each.predicted), _percent(each.observed)) for each in again.bins]
     title = (
-        f"Used again: {again.uses} uses, {_percent(again.share)} were followed by another one; Brier "
-        f"{_number(again.brier)} (constant: {_number(again.base_brier)}), log-loss {_number(again.log_loss)}"
+        f"Used again: {again.uses} uses, {_percent(again.share)} followed by another; Brier {_number(again.brier)} "
+        f"(a constant: {_number(again.base_brier)}), loss {_number(again.log_loss)}"
     )
     _table(console, title, ("uses", "predicted", "observed"), rows)
     console.print("η: " + ", ".join(f"{name} {eta:.2f}" for name, eta in again.eta.items()))
@@ -118,16 +123,18 @@ def _show_uses(console: Console, uses: dict[str, UseScores]) -> None:
         )
         for kind, each in uses.items()
     ]
-    columns = ("by", "forecasts", "used", "Brier", "in 80 %", "below median", "AUC < 2 s", "AUC < 10 s")
+    columns = ("by", "cases", "used", "Brier", "in 80%", "< median", "AUC 2 s", "AUC 10 s")
     _table(console, "Time of the next use", columns, rows)
 
 
 def _table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="")
+    console.print(title, soft_wrap=True, highlight=False)
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -138,4 +145,4 @@ def _number(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return "-" if value is None else f"{100 * value:.1f}%"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.shadow import ShadowLRU
@@ -13,6 +13,24 @@ SAMPLE = 4
 _LEAST_SHARE = 1 / 16
 _TRIAL_SHARE = 1 / 4
 _MAX_REST = 64
+_MOST_CREDIT = 8
+"""Mistakes that earlier gains can make up for."""
+_MAX_RUNNING = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """What there is to cache in.
+
+    Attributes:
+        device_tokens: capacity of the device.
+        host_tokens: capacity of the host tier; 0 without one.
+        private_tokens: tokens on the device that running requests have not entered into the cache yet.
+    """
+
+    device_tokens: int
+    host_tokens: int
+    private_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +94,7 @@ class Guard:
         self._settings = settings or GuardSettings()
         self._device = ShadowLRU()
         self._host = ShadowLRU()
+        self._running: dict[Hashable, list[int]] = {}
         self._balance_s = 0.0
         self._rest = 1
         self._missed_tokens = 0
@@ -86,17 +105,17 @@ class Guard:
         """Whether prediction has a say at all."""
         return self.share > 0
 
-    def observe(
-        self, digests: Sequence[int], *, device_hit: int, host_hit: int, device_tokens: int, host_tokens: int
+    def started(
+        self, key: Hashable, digests: Sequence[int], *, device_hit: int, host_hit: int, memory: MemoryView
     ) -> None:
-        """Compare one prompt's hits with those LRU would have had.
+        """Compare one prompt's hits with those LRU would have had, as its request starts to run.
 
         Args:
+            key: names the request until it has :meth:`ended`.
             digests: of the prompt's full units.
             device_hit: its tokens found on the device.
             host_hit: its tokens behind those found on host or storage.
-            device_tokens: tokens the device cache can hold now, apart from what running requests have generated.
-            host_tokens: the same for the host tier; 0 without one.
+            memory: what there is.
         """
         unit = self._unit_tokens
         actual_s = shadow_s = 0.0
@@ -108,49 +127,59 @@ class Guard:
             end = (index + 1) * unit
             is_cached = end <= device_hit + host_hit
             was_cached = digest in self._device or digest in self._host
-            actual = 0.0 if end <= device_hit else self._miss_s(end, backed_up=is_cached)
-            shadow = 0.0 if digest in self._device else self._miss_s(end, backed_up=digest in self._host)
+            self._missed_tokens += (end > device_hit) * unit * SAMPLE
+            if not is_cached and not was_cached:
+                continue  # new to both
             if is_cached and not was_cached:
                 self.regret.gained_tokens += unit * SAMPLE
             elif was_cached and not is_cached:
                 self.regret.lost_tokens += unit * SAMPLE
-            actual_s += actual
-            if was_cached or is_cached:  # what is new to both is no regret
-                shadow_s += shadow
-            else:
-                actual_s -= actual
-            self._missed_tokens += (end > device_hit) * unit * SAMPLE
-        self._touch(sampled, device_tokens, host_tokens)
-        self._judge(actual_s * SAMPLE, shadow_s * SAMPLE, device_tokens, has_host=host_tokens > 0)
+            if end > device_hit:
+                actual_s += self._miss_s(end, backed_up=is_cached)
+            if digest not in self._device:
+                shadow_s += self._miss_s(end, backed_up=was_cached)
+        if len(self._running) >= _MAX_RUNNING:
+            self.ended(next(iter(self._running)), (), memory=memory)
+        self._running[key] = sampled
+        device, host = self._capacities(memory)
+        self._device.hold(sampled, device)
+        if host:
+            self._host.hold(sampled, host)
+        self._judge(actual_s * SAMPLE, shadow_s * SAMPLE, memory)
 
-    def cached(self, digests: Sequence[int], *, device_tokens: int, host_tokens: int) -> None:
-        """Take note of what a finished request leaves in the cache."""
-        self._touch([digest for digest in digests if not digest % SAMPLE], device_tokens, host_tokens)
+    def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView) -> None:
+        """A request has ended, or was retracted or given up; ``digests`` are those of all it leaves in the cache."""
+        held = self._running.pop(key, None)
+        if held is None:
+            return
+        added = [digest for digest in digests if not digest % SAMPLE][len(held) :]
+        device, host = self._capacities(memory)
+        self._device.release(held, added, device)
+        if host:
+            self._host.release(held, added, host)
 
     def clear(self) -> None:
         """The cache has been flushed."""
         self._device.clear()
         self._host.clear()
 
-    def _touch(self, sampled: Sequence[int], device_tokens: int, host_tokens: int) -> None:
+    def _capacities(self, memory: MemoryView) -> tuple[int, int]:
         scale = self._unit_tokens * SAMPLE
-        self._device.touch(sampled, max(0, device_tokens) // scale)
-        if host_tokens:
-            self._host.touch(sampled, host_tokens // scale)
+        return max(0, memory.device_tokens - memory.private_tokens) // scale, memory.host_tokens // scale
 
     def _miss_s(self, end: int, *, backed_up: bool) -> float:
         return self._unit_tokens * self._costs.saved_token_s(end, backed_up=backed_up)
 
-    def _judge(self, actual_s: float, shadow_s: float, device_tokens: int, *, has_host: bool) -> None:
+    def _judge(self, actual_s: float, shadow_s: float, memory: MemoryView) -> None:
         difference_s = actual_s - shadow_s
         if difference_s > 0:
             self.regret.lost_s += difference_s
         else:
             self.regret.gained_s -= difference_s
         if not self.active:
-            self._rest_on(device_tokens)
+            self._rest_on(memory.device_tokens)
             return
-        whole_s = device_tokens * self._costs.saved_token_s(0, backed_up=has_host)
+        whole_s = memory.device_tokens * self._costs.saved_token_s(0, backed_up=memory.host_tokens > 0)
         budget_s = self._settings.budget * whole_s
         self._balance_s += difference_s - self._settings.tolerance * shadow_s
         if self._balance_s > budget_s:
@@ -159,11 +188,12 @@ class Guard:
             self.share /= 2
             if self.share < _LEAST_SHARE:
                 self._fall_back()
-        elif self._balance_s < -budget_s:
+        elif self._balance_s < -budget_s and self.share < 1:
             self._balance_s = 0.0
             self.share = min(1.0, 2 * self.share)
             if self.share == 1.0:
-                self._rest = max(1, self._rest // 2)
+                self._rest = 1
+        self._balance_s = max(self._balance_s, -_MOST_CREDIT * budget_s)
 
     def _fall_back(self) -> None:
         self.share = 0.0

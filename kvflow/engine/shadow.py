@@ -9,29 +9,51 @@ from collections.abc import Sequence
 class ShadowLRU:
     """One tier under LRU, sampled.
 
-    Only digests divisible by the sampling rate are kept, and the capacity shrinks by the same factor: spatially hashed
-    sampling, SHARDS (Waldspurger et al., FAST'15) section 3. A prompt is touched from its end to its start, so that
-    what leaves first are ends of prompts, as in a radix tree.
+    Only some digests are kept, and the capacity shrinks by the same factor: spatially hashed sampling, SHARDS
+    (Waldspurger et al., FAST'15) section 3. A prompt is touched from its end to its start, so that what leaves first
+    are ends of prompts, as in a radix tree. What running requests hold takes up capacity and cannot leave.
     """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, None] = OrderedDict()
+        self._held: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._kept) + len(self._held)
 
     def __contains__(self, digest: int) -> bool:
-        return digest in self._kept
+        return digest in self._kept or digest in self._held
 
-    def touch(self, sampled: Sequence[int], capacity: int) -> None:
-        """Use the sampled digests of one prompt, then shrink to ``capacity`` of them."""
-        kept = self._kept
+    def hold(self, sampled: Sequence[int], capacity: int) -> None:
+        """A request that starts takes its prompt, and pushes out what no longer fits."""
+        kept, held = self._kept, self._held
+        for digest in sampled:
+            held[digest] = held.get(digest, 0) + 1
+            kept.pop(digest, None)
+        self._shrink(capacity)
+
+    def release(self, sampled: Sequence[int], added: Sequence[int], capacity: int) -> None:
+        """A request that ends gives its prompt back, and ``added``, what it has generated, with it."""
+        kept, held = self._kept, self._held
+        for digest in reversed(added):
+            if digest not in held:
+                kept[digest] = None
+                kept.move_to_end(digest)
         for digest in reversed(sampled):
+            count = held.get(digest, 0) - 1
+            if count > 0:
+                held[digest] = count
+                continue
+            held.pop(digest, None)
             kept[digest] = None
             kept.move_to_end(digest)
-        while len(kept) > capacity:
-            kept.popitem(last=False)
+        self._shrink(capacity)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything that no running request holds."""
         self._kept.clear()
+
+    def _shrink(self, capacity: int) -> None:
+        room = max(0, capacity - len(self._held))
+        while len(self._kept) > room:
+            self._kept.popitem(last=False)

@@ -6,7 +6,8 @@ whether a context is used again, who runs next; and what follows from them: when
 it pays to keep it. All are bounded in memory, forget what was not seen for long, and know no clock and no chance.
 """
 
-from kvflow.predict.durations import DurationModel, Durations
+from kvflow.predict.distribution import Durations
+from kvflow.predict.durations import DurationModel
 from kvflow.predict.endings import Endings
 from kvflow.predict.look_ahead import first_uses
 from kvflow.predict.next_use import NextUseForecast, StepsAhead, Wait, next_use, still_alive

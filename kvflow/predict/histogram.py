@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 SHORTEST_S = 1e-3
@@ -67,7 +69,7 @@ class Histogram:
     __slots__ = ("counts", "seen", "total", "unit")
 
     def __init__(self) -> None:
-        self.counts = [0.0] * BINS
+        self.counts = array("d", [0.0]) * BINS
         self.total = 0.0
         self.unit = 1.0
         self.seen = 0
@@ -84,22 +86,22 @@ class Histogram:
         self.unit *= _GROWTH
         self.seen += 1
         if self.unit > _RESCALE_AT:
-            self.counts = [count / self.unit for count in self.counts]
+            self.counts = array("d", [count / self.unit for count in self.counts])
             self.total /= self.unit
             self.unit = 1.0
 
 
-def tails(shares: list[float]) -> list[float]:
+def tails(shares: Sequence[float]) -> array[float]:
     """Return P(D > edge) for every edge, the first being 1 and the last 0."""
-    beyond = list(accumulate(reversed(shares), initial=0.0))
+    beyond = array("d", accumulate(reversed(shares), initial=0.0))
     beyond.reverse()
-    whole = beyond[0]
-    return [value / whole for value in beyond]
+    beyond[0] = 1.0
+    return beyond
 
 
-def partial_means(tail: list[float]) -> list[float]:
+def partial_means(tail: Sequence[float]) -> array[float]:
     """Return E[D; D > edge] in seconds for every edge."""
     pieces = [(low - high) * mean for (low, high), mean in zip(pairwise(tail), _BIN_MEANS_S, strict=True)]
-    beyond = list(accumulate(reversed(pieces), initial=0.0))
+    beyond = array("d", accumulate(reversed(pieces), initial=0.0))
     beyond.reverse()
     return beyond

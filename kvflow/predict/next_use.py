@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvflow.predict.durations import Durations
+from kvflow.predict.distribution import Durations
 
 QUANTILES = (0.1, 0.5, 0.9)
 _NORMAL_QUANTILES = (-1.2815515655446004, 0.0, 1.2815515655446004)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvflow.predict.durations import Durations
+    from kvflow.predict.distribution import Durations
 
 COLD_START_SAMPLES = 100
 """Continuum's K: with fewer observations of all tools, durations are taken to be Exp(1) and η to be 1."""

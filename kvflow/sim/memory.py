@@ -8,6 +8,7 @@ from typing import Any
 import simpy
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
+from kvflow.engine.guard import MemoryView
 from kvflow.sim.profile import Profile
 from kvflow.sim.tree import Node, RadixTree, backed_up
 
@@ -66,6 +67,11 @@ class Memory:
     def available_pages(self) -> int:
         """Pages that are free or can be made so."""
         return self.free_pages + self.tree.evictable_pages
+
+    def view(self) -> MemoryView:
+        """What there is, as the guard wants to know it."""
+        page = self.page_tokens
+        return MemoryView(self.device_pages * page, self.host_pages * page, self.private_tokens)
 
     def make_room(self, pages: int) -> bool:
         """Free so many pages of the device; tells whether they are."""

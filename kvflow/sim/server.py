@@ -242,12 +242,12 @@ class Server:
         start = hits["device"] + hits["host"]
         self.times.recompute_s += self._profile.compute_s(start, start + recomputed)
         if self._guard is not None:
-            self._guard.observe(
+            self._guard.started(
+                request,
                 request.prompt.digests,
                 device_hit=hits["device"],
                 host_hit=hits["host"],
-                device_tokens=memory.device_pages * memory.page_tokens - memory.private_tokens,
-                host_tokens=memory.host_pages * memory.page_tokens,
+                memory=memory.view(),
             )
 
     # -- decode
@@ -333,6 +333,8 @@ class Server:
         request.generated += generated
         self.times.retractions += 1
         request.node = None
+        if self._guard is not None:
+            self._guard.ended(request, (), memory=self._memory.view())
         self._waiting.insert(0, request)
 
     def _release(self, request: Request, generated: int) -> None:
@@ -355,11 +357,7 @@ class Server:
         self._tree.unlock(node)
         self._accounting.cached(request.whole.digests)
         if self._guard is not None:
-            self._guard.cached(
-                request.whole.digests,
-                device_tokens=memory.device_pages * memory.page_tokens - memory.private_tokens,
-                host_tokens=memory.host_pages * memory.page_tokens,
-            )
+            self._guard.ended(request, request.whole.digests, memory=memory.view())
         request.done.succeed(True)
 
 

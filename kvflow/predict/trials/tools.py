@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvflow.predict.durations import DurationModel, Durations
+from kvflow.predict.distribution import Durations
+from kvflow.predict.durations import DurationModel
 from kvflow.predict.histogram import EDGES_S, bin_of
 from kvflow.predict.trials.scores import area_under_curve, interval_coverage, log_loss, median
 from kvflow.trace import Event, ToolEnd, ToolStart
@@ -107,14 +108,14 @@ class ToolTrial:
     def take(self, event: Event) -> None:
         """Take the next event."""
         if isinstance(event, ToolStart):
-            predicted = self._model.of(event.tool, event.verb)
+            predicted = self._model.of(event.tool, event.verb, workflow=event.workflow)
             self._under_way[event.workflow, event.thread, event.tool_call] = event, predicted
         elif isinstance(event, ToolEnd):
             known = self._under_way.pop((event.workflow, event.thread, event.tool_call), None)
             if known is not None and event.seconds is not None:
                 start, predicted = known
                 self._record.add(predicted, event.seconds)
-                self._model.observe(start.tool, start.verb, event.seconds)
+                self._model.observe(start.tool, start.verb, event.seconds, workflow=event.workflow)
                 self._calls.append(
                     ToolCall(workflow=event.workflow, tool=start.tool, verb=start.verb, seconds=event.seconds)
                 )

@@ -191,7 +191,7 @@ class UseTrial:
             return
         start, started_s = known
         thread.now_s = max(thread.now_s, started_s + event.seconds)
-        self._tools.observe(start.tool, start.verb, event.seconds)
+        self._tools.observe(start.tool, start.verb, event.seconds, workflow=event.workflow)
 
     def _forecast(self, workflow: str, thread: _Thread) -> None:
         """Forecast the next use of the agent whose call has ended, now that its tools are known."""
@@ -203,7 +203,10 @@ class UseTrial:
         thread.kinds[agent] = kind
         again = self._survival.again(workflow_type, agent, thread.uses[agent])
         again = self._endings.again(workflow_type, agent, kind, again)
-        tools = [Wait(durations=self._tools.of(start.tool, start.verb)) for start, _ in thread.tools.values()]
+        tools = [
+            Wait(durations=self._tools.of(start.tool, start.verb, workflow=workflow))
+            for start, _ in thread.tools.values()
+        ]
         ahead = None if tools else self._ahead(workflow, thread, agent)
         pause = Wait(durations=self._gaps.of(workflow_type, agent))
         case = _Case(

@@ -29,7 +29,7 @@ class Importer(ABC):
 
     format: ClassVar[str]
     token_counts: ClassVar[Literal["counted", "estimated", "mixed"]] = "estimated"
-    notes: ClassVar[str] = ""
+    notes: str = ""
 
     def __init__(self, sample: Sequence[Json], path: Path) -> None:
         self.names = Names()

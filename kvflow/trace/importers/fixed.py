@@ -20,7 +20,14 @@ class FixedPrompts:
         self._seen: dict[Hashable, int] = {}
 
     def open(
-        self, conversation: Conversation, key: tuple[str, ...], fixed: Sequence[Part], others: int, counted: int | None
+        self,
+        conversation: Conversation,
+        key: tuple[str, ...],
+        fixed: Sequence[Part],
+        others: int,
+        counted: int | None,
+        *,
+        complete: bool = False,
     ) -> int | None:
         """Put an agent's fixed prompt in front of its first prompt.
 
@@ -29,6 +36,7 @@ class FixedPrompts:
             fixed: its texts, as far as they are seen.
             others: estimate of everything after them, in tokens.
             counted: length of the first prompt, if it is known.
+            complete: everything is seen; what the count leaves belongs to the texts.
 
         Returns:
             Its length in tokens; None if it is not known.
@@ -39,7 +47,7 @@ class FixedPrompts:
             part.tokens = self._seen.setdefault((*key, part.name), max(1, int(part.estimate * share)))
             conversation.put_first(part)
         seen = sum(part.tokens or 0 for part in fixed)
-        unseen = self.unseen_tokens(key, counted - seen - others) if counted else 0
+        unseen = self.unseen_tokens(key, counted - seen - others) if counted and not complete else 0
         if unseen:
             conversation.put_first(unseen_part(f"fixed:{'/'.join(key)}", unseen))
         return unseen + seen or None

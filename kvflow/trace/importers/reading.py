@@ -11,8 +11,14 @@ from pydantic import ValidationError
 
 from kvflow.errors import TraceError
 from kvflow.trace.importers.base import Importer, Json
+from kvflow.trace.importers.bfcl import BFCLImporter
+from kvflow.trace.importers.chatdev import ChatDevImporter
 from kvflow.trace.importers.dialogue import DialogueImporter
+from kvflow.trace.importers.groupchat import GroupChatImporter
 from kvflow.trace.importers.hashes import HashImporter
+from kvflow.trace.importers.marble import MarbleImporter
+from kvflow.trace.importers.metagpt import MetaGPTImporter
+from kvflow.trace.importers.prompts import PromptImporter
 from kvflow.trace.importers.sessions import SessionImporter
 from kvflow.trace.importers.weka import WekaImporter
 from kvflow.trace.io import BadRow, OnBadRow, numbered_rows, open_text, read_header, read_trace, validation_problem
@@ -21,7 +27,18 @@ from kvflow.trace.schema import Event, TraceHeader
 SAMPLE_ROWS = 32
 """Rows at the start of a file that say what it is."""
 
-_IMPORTERS: tuple[type[Importer], ...] = (DialogueImporter, SessionImporter, WekaImporter, HashImporter)
+_IMPORTERS: tuple[type[Importer], ...] = (
+    DialogueImporter,
+    SessionImporter,
+    PromptImporter,
+    GroupChatImporter,
+    MetaGPTImporter,
+    ChatDevImporter,
+    MarbleImporter,
+    BFCLImporter,
+    WekaImporter,
+    HashImporter,
+)
 FORMATS: dict[str, type[Importer]] = {importer.format: importer for importer in _IMPORTERS}
 """Importers by the name of their format. Detection asks them in this order."""
 

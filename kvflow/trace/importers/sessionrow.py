@@ -164,7 +164,7 @@ class Session(Row):
 
 def framework(agent: str, domain: str | None) -> str:
     """Name of a kind of program: the framework without its version, and the domain if there are several."""
-    words = agent.lower()
+    words = re.sub(r"\(.*?\)", " ", agent.lower()).strip()
     known = next((name for name in _KNOWN if words.startswith(name)), "")
     name = "-".join((known or " ".join(word for word in words.split() if not _VERSION.match(word))).split())
     return f"{name or 'agent'}-{domain}" if domain else name or "agent"
