@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvflow.cli import config, demo, doctor, graph, predict, serve
+from kvflow.cli import config, demo, doctor, graph, predict, serve, trace
 
 app = typer.Typer(
     name="kvflow",
@@ -18,5 +18,6 @@ app.command()(demo.demo)
 app.command()(config.config)
 app.add_typer(graph.app, name="graph")
 app.add_typer(predict.app, name="predict")
+app.add_typer(trace.app, name="trace")
 
 __all__ = ["app"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import NextUse
 from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Survival, continuum_ttl
-from kvflow.predict.next_use import StepsAhead, Wait, next_use
+from kvflow.predict.next_use import StepsAhead, Wait, next_use, still_alive
 
 _PAUSE = "pause"
 _LEAST_PROBABILITY = 0.01
@@ -102,19 +102,12 @@ class Forecaster:
         if not steps and context is not None and context.turns:  # its step goes on: a tool, or the client, has the word
             again = max(later, self.survival.again(workflow.workflow_type, agent, context.turns))
             waits = [wait for (owner, _), wait in workflow.waits.items() if owner == agent]
-            forecast = next_use(
-                again=again,
-                tools=[Wait(durations=self._durations(wait), elapsed_s=now_s - wait.started_s) for wait in waits],
-                pause=Wait(
-                    durations=self.pauses.of(_PAUSE, _key(workflow, agent)),
-                    elapsed_s=max(0.0, now_s - (context.answered_s or now_s)),
-                ),
-            )
+            probability, left_s = self._after(workflow, agent, context, waits, again, now_s)
             expected = [wait.started_s + wait.expected_s for wait in waits if wait.expected_s is not None]
-            due_s = now_s + forecast.mean_s
+            due_s = now_s + left_s
             if expected and len(expected) == len(waits) and max(expected) > now_s:
                 due_s = max(expected)
-            return forecast.probability, round(due_s, 2)
+            return probability, round(due_s, 2)
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             # only the graph's earliest step is known, or nothing at all
             return (1.0 if steps is not None else later), now_s + (steps or 0.0) * self._step_s(workflow, agent)
@@ -130,6 +123,27 @@ class Forecaster:
             ),
         )
         return forecast.probability, round(now_s + forecast.mean_s, 1)
+
+    def _after(
+        self,
+        workflow: Workflow,
+        agent: str,
+        context: Context,
+        waits: list[ToolWait],
+        again: float,
+        now_s: float,
+    ) -> tuple[float, float]:
+        """Probability and mean time of the next use after all tools under way, or else after a pause."""
+        if len(waits) > 1:
+            tools = [Wait(durations=self._durations(wait), elapsed_s=now_s - wait.started_s) for wait in waits]
+            forecast = next_use(again=again, tools=tools)
+            return forecast.probability, forecast.mean_s
+        if waits:
+            durations, elapsed_s = self._durations(waits[0]), now_s - waits[0].started_s
+        else:
+            durations = self.pauses.of(_PAUSE, _key(workflow, agent))
+            elapsed_s = max(0.0, now_s - (context.answered_s or now_s))
+        return still_alive(again, durations.longer_than(elapsed_s)), durations.residual_s(elapsed_s)
 
     def _durations(self, wait: ToolWait) -> Durations:
         return self.tools.of(wait.tool, wait.verb)

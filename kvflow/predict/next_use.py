@@ -115,7 +115,7 @@ def next_use(
     Raises:
         ValueError: a probability is not between 0 and 1, a time is not a number or negative, or nothing is known.
 
-    Cost: about 10 µs; with ``n`` parallel calls 15 µs each.
+    Cost: about 10 µs; with parallel calls 25 µs each.
     """
     if not 0 <= again <= 1:
         raise ValueError(f"again must be between 0 and 1, got {again}")

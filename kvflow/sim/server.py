@@ -355,7 +355,7 @@ class Server:
         assert node is not None
         memory.private_tokens -= request.goal + generated - node.end * memory.page_tokens
         self._tree.unlock(node)
-        self._accounting.cached(request.whole.digests)
+        self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
         if self._guard is not None:
             self._guard.ended(request, request.whole.digests, memory=memory.view())
         request.done.succeed(True)

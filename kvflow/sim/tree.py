@@ -208,7 +208,8 @@ class RadixTree:
                 return
             if current.on_device:
                 self.protected_pages += current.key.pages
-            self._classify(current)
+            self._device_leaves.pop(current, None)
+            self._host_leaves.pop(current, None)
             current = current.parent
 
     def unlock(self, node: Node) -> None:
@@ -220,7 +221,8 @@ class RadixTree:
                 return
             if current.on_device:
                 self.protected_pages -= current.key.pages
-            self._classify(current)
+            if not current.device_children:
+                self._classify(current)
             current = current.parent
 
     def lock_host(self, node: Node, change: int) -> None:
