@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 from scipy.stats import bootstrap
 
-from kvflow.cli.demo import circumstances
+from kvflow.cli.circumstances import circumstances
 from kvflow.patches.cpu.launch import launch_server
 from kvflow.patches.cpu.model import build_model
 

@@ -25,7 +25,7 @@ import conftest  # noqa: E402  # pyright: ignore[reportMissingImports] - harness
 from bench_overhead import REQUESTS as LIVE_REQUESTS  # noqa: E402
 from bench_overhead import mean_interval  # noqa: E402
 
-from kvflow.cli.demo import circumstances  # noqa: E402
+from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.patches import tree  # noqa: E402
 
 REQUESTS = 200

@@ -21,7 +21,9 @@ from kvflow.errors import ConfigError
 PREFIX = "KVFLOW_"
 CONFIG_VARIABLE = "KVFLOW_CONFIG"
 
-_OTHER_VARIABLES = frozenset({"KVFLOW_CONFIG", "KVFLOW_ENABLE", "KVFLOW_URL", "KVFLOW_API_KEY", "KVFLOW_HINTS"})
+_OTHER_VARIABLES = frozenset(
+    {"KVFLOW_CONFIG", "KVFLOW_ENABLE", "KVFLOW_URL", "KVFLOW_API_KEY", "KVFLOW_HINTS", "KVFLOW_RECORD"}
+)
 """Variables with the prefix that are not settings of the server: where the file is, and the client's own."""
 _OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_", "KVFLOW_SERVICE_", "KVFLOW_PORT")
 """Ours for other things, and what Kubernetes sets for a service that happens to be called kvflow."""
@@ -34,10 +36,38 @@ class _Section(BaseModel):
 class Eviction(_Section):
     """Which context leaves the cache first."""
 
-    policy: str = "steps"
-    """Eviction order on both tiers: ``steps`` (KVFlow) or ``lru`` (SGLang's own, for comparison)."""
+    policy: str = "cost"
+    """Eviction order on both tiers. By predictions: ``cost`` (ours: seconds a hit saves, by how soon it is expected,
+    per byte), ``steps`` (KVFlow: steps-to-execution), ``ttl`` (Continuum: keep what waits for a tool, until its TTL),
+    ``saga`` (SAGA: age, probability of reuse and size). Without: ``lru`` (SGLang's own), ``lfu``, ``slru``, ``tlru``
+    (first what a next prompt can do without). Also any entry point of the group ``kvflow.policies``."""
     prediction: Literal["earliest", "expected"] = "earliest"
     """Steps as KVFlow counts them (the earliest possible), or their expectation over branches and loops."""
+
+
+class Guard(_Section):
+    """How far predictions are trusted: a shadow LRU measures what following them costs."""
+
+    enabled: bool = True
+    """Let predictions choose among fewer and fewer of the oldest leaves while they do worse than LRU, in the end
+    evict by recency, and try again later. Orders without predictions need none."""
+    budget: float = Field(default=0.02, gt=0, le=1)
+    """What a mistake may cost before it counts, as a share of the cost of losing the whole device cache."""
+    tolerance: float = Field(default=0.02, ge=0, le=1)
+    """Share of LRU's own cost by which being worse is not held against predictions."""
+
+
+class Costs(_Section):
+    """What hits save on this model and machine. The defaults suit an 8B model on one GPU of the H100's kind."""
+
+    prefill_token_s: float = Field(default=4.0e-5, gt=0)
+    """Seconds to compute one token without attention."""
+    attention_token_s: float = Field(default=1.3e-9, ge=0)
+    """Seconds to attend to one earlier token; a token at position p takes p of them."""
+    load_token_s: float = Field(default=2.6e-6, ge=0)
+    """Seconds to load one token from host to device."""
+    storage_token_s: float = Field(default=4.4e-5, ge=0)
+    """Seconds to fetch one token from storage to host."""
 
 
 class Intake(_Section):
@@ -99,6 +129,8 @@ class Settings(BaseSettings):
     strict: bool = False
     """A seam that does not hold is an error, not a feature turned off (tests, benchmarks)."""
     eviction: Eviction = Eviction()
+    guard: Guard = Guard()
+    costs: Costs = Costs()
     intake: Intake = Intake()
     pin: Pin = Pin()
     graph: Graph = Graph()

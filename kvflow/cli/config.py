@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
 import typer
@@ -26,7 +27,7 @@ def annotated_yaml(model: type[BaseModel], depth: int = 0) -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from annotated_yaml(field.annotation, depth + 1)
             continue
-        yield f"{indent}# {' '.join((field.description or '').split())}"
+        yield from wrap(field.description or "", 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         yield f"{indent}{name}: {_scalar(field.default)}"
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
-import subprocess
-import sys
-from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvflow.cli.circumstances import circumstances
 from kvflow.errors import KVFlowError
 
 
@@ -54,37 +49,3 @@ def demo(
         console.print(table(result))
         console.print(f"generated tokens identical in both arms: {'yes' if result['identical_tokens'] else 'NO'}")
         console.print(f"written: {folder / 'demo.json'} and {folder / 'demo.html'}")
-
-
-def circumstances() -> dict[str, Any]:
-    """Where, when and with what a result was made."""
-    return {
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["kvflow", *sys.argv[1:]]),
-        "git": _git(),
-        "machine": {
-            "cpu": _cpu(),
-            "cores": os.cpu_count(),
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        },
-        "versions": {name: metadata.version(name) for name in ("kvflow", "sglang", "torch")}
-        | {"python": platform.python_version()},
-    }
-
-
-def _git() -> dict[str, Any]:
-    def run(*command: str) -> str:
-        here = Path(__file__).parent
-        return subprocess.run(command, capture_output=True, text=True, cwd=here, check=True).stdout.strip()
-
-    try:
-        return {"commit": run("git", "rev-parse", "HEAD"), "dirty": bool(run("git", "status", "--porcelain"))}
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "dirty": None}
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()

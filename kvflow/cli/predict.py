@@ -123,7 +123,7 @@ def _show_uses(console: Console, uses: dict[str, UseScores]) -> None:
         )
         for kind, each in uses.items()
     ]
-    columns = ("by", "cases", "used", "Brier", "in 80%", "< median", "AUC 2 s", "AUC 10 s")
+    columns = ("by", "cases", "used", "Brier", "in 80%", "< median", "AUC 2 s", "AUC 10 s", "AUC 60 s")
     _table(console, "Time of the next use", columns, rows)
 
 

@@ -189,7 +189,7 @@ def _failure(problem: str) -> typer.Exit:
 
 def _overview(found: dict[str, TraceStats]) -> Table:
     table = Table(caption="p50 / p90 / max; shares of prompt tokens, whole context: of later calls")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for path in found:
         table.add_column(escape(Path(path).name), justify="right")
 
@@ -213,25 +213,25 @@ def _overview(found: dict[str, TraceStats]) -> Table:
 def _tools(path: str, stats: TraceStats) -> Table:
     table = Table(title=f"tools of {escape(Path(path).name)} with the longest total time")
     table.add_column("tool")
-    table.add_column("verb")
-    for name in ("calls", "errors", "timed", "p50 s", "p90 s", "max s", "share of time"):
+    for name in ("calls", "errors", "timed", "seconds p50 / p90 / max", "share of time"):
         table.add_column(name, justify="right")
     total_s = sum(tool.seconds.total for tool in stats.tools)
     for tool in stats.tools[:TOP_TOOLS]:
-        seconds = tool.seconds
-        share = f"{seconds.total / total_s:.1%}" if total_s else "-"
-        numbers = (f"{value:.3f}" for value in (seconds.p50, seconds.p90, seconds.max)) if seconds.count else "---"
         table.add_row(
-            escape(tool.tool),
-            escape(tool.verb or ""),
+            escape(f"{tool.tool} {tool.verb}" if tool.verb else tool.tool),
             f"{tool.calls:,}",
             f"{tool.errors:,}",
-            f"{seconds.count:,}",
-            *numbers,
-            share,
+            f"{tool.seconds.count:,}",
+            _spread(tool.seconds),
+            f"{tool.seconds.total / total_s:.1%}" if total_s else "-",
         )
     return table
 
 
 def _spread(spread: Spread) -> str:
-    return f"{spread.p50:,} / {spread.p90:,} / {spread.max:,}" if spread.count else "-"
+    values = (spread.p50, spread.p90, spread.max)
+    return (
+        " / ".join(f"{value:,}" if isinstance(value, int) else f"{value:.3g}" for value in values)
+        if spread.count
+        else "-"
+    )

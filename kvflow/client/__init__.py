@@ -9,6 +9,7 @@ program, or holds it up for longer than the first question to a server takes: a 
     carriers     openai_sdk, httpx_client         hinting             the envelope for one request
     facts        telling what happens             outbox              facts on their way
     server       one server, and what it knows    answer              a question to it
+    recorder     writing down what happens, for ``kvflow trace record``
 """
 
 from kvflow.client.carriers import instrument, uninstrument

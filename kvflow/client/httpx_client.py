@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from kvflow.client import recorder
 from kvflow.client.degraded import degraded
 from kvflow.client.hinting import KEY, asking_step, hints_for, may_hint, may_hint_async
 from kvflow.client.outbox import outbox
@@ -26,6 +27,7 @@ class HttpxHook:
 
     def __call__(self, request: Any) -> None:
         """Hint a request that is about to be sent."""
+        _record(request)
         try:
             asked = _asked(request)
             if asked and may_hint(*asked):
@@ -39,12 +41,37 @@ class AsyncHttpxHook:
 
     async def __call__(self, request: Any) -> None:
         """Hint a request that is about to be sent."""
+        _record(request)
         try:
             asked = _asked(request)
             if asked and await may_hint_async(*asked):
                 _attach(request, *asked)
         except Exception:
             degraded("a request goes without hints")
+
+
+class AnswerHook:
+    """A response hook for ``httpx.Client`` that records answers; it reads JSON, and leaves streams to the program."""
+
+    def __call__(self, response: Any) -> None:
+        """Note an answer."""
+        if _is_answer(response):
+            response.read()
+            recorder.answered(response.json)
+        elif response.is_success:
+            recorder.answered(None)
+
+
+class AsyncAnswerHook:
+    """The same for ``httpx.AsyncClient``."""
+
+    async def __call__(self, response: Any) -> None:
+        """Note an answer."""
+        if _is_answer(response):
+            await response.aread()
+            recorder.answered(response.json)
+        elif response.is_success:
+            recorder.answered(None)
 
 
 def httpx_hook(*, is_async: bool = False) -> HttpxHook | AsyncHttpxHook:
@@ -69,14 +96,35 @@ def instrument_httpx(client: Any) -> None:
     hooks = client.event_hooks
     if not any(isinstance(hook, HttpxHook | AsyncHttpxHook) for hook in hooks["request"]):
         hook = httpx_hook(is_async=hasattr(client, "aclose"))
-        client.event_hooks = {**hooks, "request": [*hooks["request"], hook]}
+        answers = [AsyncAnswerHook() if hasattr(client, "aclose") else AnswerHook()] if recorder.recording() else []
+        client.event_hooks = {"request": [*hooks["request"], hook], "response": [*hooks["response"], *answers]}
 
 
 def uninstrument_httpx(client: Any) -> None:
     """Take :func:`instrument_httpx` back."""
     hooks = client.event_hooks
     kept = [hook for hook in hooks["request"] if not isinstance(hook, HttpxHook | AsyncHttpxHook)]
-    client.event_hooks = {**hooks, "request": kept}
+    answers = [hook for hook in hooks["response"] if not isinstance(hook, AnswerHook | AsyncAnswerHook)]
+    client.event_hooks = {"request": kept, "response": answers}
+
+
+def _record(request: Any) -> None:
+    if not recorder.recording() or request.method != "POST" or not request.url.path.endswith(PATHS):
+        return
+    try:
+        content = request.content
+    except RuntimeError:  # a streamed body
+        return
+    recorder.asked(content)
+
+
+def _is_answer(response: Any) -> bool:
+    return (
+        recorder.recording()
+        and response.is_success
+        and response.request.url.path.endswith(PATHS)
+        and "json" in response.headers.get("content-type", "")
+    )
 
 
 def _asked(request: Any) -> tuple[Step, Server] | None:

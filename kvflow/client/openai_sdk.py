@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from kvflow.client import recorder
 from kvflow.client.degraded import degraded
 from kvflow.client.hinting import KEY, asking_step, hints_for, may_hint, may_hint_async
 from kvflow.client.outbox import outbox
@@ -25,6 +26,8 @@ from kvflow.client.server import Server
 
 PATHS = ("/chat/completions", "/completions")
 _WRAPPED = ("_prepare_options", "copy", "with_options")
+_ANSWERED = "_process_response"
+"""Called with every response; wrapped only while a recording is made."""
 _MARK = "_kvflow_instrumented"
 
 
@@ -38,10 +41,12 @@ def instrument_openai(client: Any) -> None:
     if _MARK in vars(client):
         return
     _server_of(client)
-    before = {name: value for name, value in vars(client).items() if name in _WRAPPED}
+    before = {name: value for name, value in vars(client).items() if name in (*_WRAPPED, _ANSWERED)}
     prepare = _prepare_async if inspect.iscoroutinefunction(client._prepare_options) else _prepare
     client._prepare_options = functools.partial(prepare, client, client._prepare_options)
     client.copy = client.with_options = _deriving(client.copy)
+    if recorder.recording() and hasattr(client, _ANSWERED):
+        setattr(client, _ANSWERED, functools.partial(_answered, getattr(client, _ANSWERED)))
     setattr(client, _MARK, before)
 
 
@@ -49,13 +54,14 @@ def uninstrument_openai(client: Any) -> None:
     """Take :func:`instrument_openai` back; derived clients stay as they are."""
     before = vars(client).pop(_MARK, None)
     if before is not None:
-        for name in _WRAPPED:
+        for name in (*_WRAPPED, _ANSWERED):
             vars(client).pop(name, None)
         vars(client).update(before)
 
 
 def _prepare(client: Any, original: Any, options: Any) -> Any:
     options = original(options)
+    _record(options)
     try:
         asked = _asked(client, options)
         if asked and may_hint(*asked):
@@ -67,6 +73,7 @@ def _prepare(client: Any, original: Any, options: Any) -> Any:
 
 async def _prepare_async(client: Any, original: Any, options: Any) -> Any:
     options = await original(options)
+    _record(options)
     try:
         asked = _asked(client, options)
         if asked and await may_hint_async(*asked):
@@ -74,6 +81,17 @@ async def _prepare_async(client: Any, original: Any, options: Any) -> Any:
     except Exception:
         degraded("a request goes without hints")
     return options
+
+
+def _record(options: Any) -> None:
+    if options.method.lower() == "post" and options.url in PATHS and isinstance(options.json_data, Mapping):
+        recorder.asked(options.json_data)
+
+
+def _answered(original: Any, *args: Any, **kwargs: Any) -> Any:
+    response: Any = kwargs.get("response")
+    recorder.answered(response.json if response is not None and response.is_closed else None)
+    return original(*args, **kwargs)
 
 
 def _deriving(copy: Any) -> Any:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
+from kvflow.client import recorder
 from kvflow.client.context import StepContext, active_step, current_step
 from kvflow.client.facts import announce, tell
 from kvflow.client.server import GraphDeclaration
@@ -89,7 +90,7 @@ class WorkflowOptions:
 class Step(Scope[StepContext]):
     """One run of an agent; made by :func:`kvflow.step` and by the agent decorator."""
 
-    __slots__ = ("_ended", "_implicit", "_options", "context", "outer", "workflow")
+    __slots__ = ("_ended", "_implicit", "context", "options", "outer", "workflow")
 
     context: StepContext
     outer: Step | None
@@ -97,7 +98,7 @@ class Step(Scope[StepContext]):
 
     def __init__(self, options: StepOptions) -> None:
         super().__init__()
-        self._options = options
+        self.options = options
         self._implicit: Workflow | None = None
         self._ended = False
 
@@ -108,7 +109,7 @@ class Step(Scope[StepContext]):
 
     def action(self) -> dict[str, Any]:
         """Build the ``kvflow.step`` action for a request of this step."""
-        options = self._options
+        options = self.options
         return step_action(
             **self._facts(),
             fixed_prompt_messages=options.fixed_prompt_messages,
@@ -120,12 +121,15 @@ class Step(Scope[StepContext]):
         """Make this the current step."""
         self.workflow, self.outer = workflow, outer
         self.context = StepContext(
-            workflow_id=workflow.id, workflow_type=workflow.type, agent=self._options.agent, step_id=uuid4().hex
+            workflow_id=workflow.id, workflow_type=workflow.type, agent=self.options.agent, step_id=uuid4().hex
         )
         current_step.set(self)
+        recorder.step_started(self)
 
     def leave(self) -> None:
         """Make the step around this one current again, unless something else is current by now."""
+        if not self._ended:
+            recorder.step_ended(self)
         self._ended = True
         if current_step.get() is self:
             current_step.set(self.outer)
@@ -133,7 +137,7 @@ class Step(Scope[StepContext]):
     def _begin(self) -> StepContext:
         outer = active_step()
         if outer is None:
-            self._implicit = Workflow(WorkflowOptions(type=self._options.agent))
+            self._implicit = Workflow(WorkflowOptions(type=self.options.agent))
             outer = self._implicit.start()
         self.join(outer.workflow, outer)
         return self.context
@@ -149,10 +153,10 @@ class Step(Scope[StepContext]):
         return {
             "workflow_id": self.workflow.id,
             "workflow_type": self.workflow.type,
-            "agent": self._options.agent,
+            "agent": self.options.agent,
             "step_id": self.context.step_id,
             "parent_workflow_id": self.workflow.parent_id,
-            "final": self._options.final,
+            "final": self.options.final,
             "tenant": self.workflow.options.tenant,
         }
 
@@ -204,6 +208,7 @@ class Workflow(Scope["Workflow"]):
             final=True,
             tenant=self.options.tenant,
         )
+        recorder.workflow_ended(self)
 
     def _begin(self) -> Workflow:
         self.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+from kvflow.client import recorder
 from kvflow.client.context import active_step
 from kvflow.client.facts import tell
 from kvflow.client.scopes import Scope
@@ -33,6 +34,7 @@ class ToolCall(Scope[None]):
         if self._step is None or self._step.workflow.ended:
             return
         context = self._step.context
+        recorder.tool_noted(event, context, self._name, self._id)
         tell(
             tool_action,
             workflow_id=context.workflow_id,

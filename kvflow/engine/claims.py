@@ -223,6 +223,13 @@ class ClaimTable:
             changed |= claim.set(prediction)
         self.clock.version += changed
 
+    def forget_nodes(self) -> None:
+        """No claim has a prompt in the cache any more."""
+        for claims in self._workflows.values():
+            for claim in claims.values():
+                claim.tip = None
+                claim.context_tokens = 0
+
     def _retire(self, claims: dict[str, Claim]) -> None:
         for claim in claims.values():
             claim.settle_tail(reused=False)

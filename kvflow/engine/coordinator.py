@@ -169,6 +169,10 @@ class Coordinator:
                 return
             _owners(node, end).hold_fixed(held, held.role.stamp)
 
+    def flushed(self) -> None:
+        """The cache has been flushed: let go of its nodes. Workflows and their claims go on."""
+        self.claims.forget_nodes()
+
     def split(self, upper: Node, lower: Node) -> None:
         """Hand the claims of a divided node to its new upper half."""
         if lower.owners is None:

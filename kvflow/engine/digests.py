@@ -15,21 +15,22 @@ def unit_tokens(page_tokens: int) -> int:
     return page_tokens * -(-MIN_UNIT_TOKENS // page_tokens)
 
 
-def digests(tokens: Sequence[int], namespace: str, unit: int) -> list[int]:
+def digests(tokens: Sequence[int], namespace: str, unit: int, known: Sequence[int] = ()) -> list[int]:
     """Digest every full unit of a prompt together with everything before it, as in the radix tree.
 
     Args:
         tokens: the prompt.
         namespace: what keeps equal tokens apart (extra key, cache salt).
         unit: tokens per digest.
+        known: digests of its first units, which then need not be computed again.
 
     Cost: about 0.2 µs a unit.
     """
-    raw = array("q", tokens)
+    chain = list(known[: len(tokens) // unit])
+    raw = array("q", tokens[len(chain) * unit :])
     size = unit * raw.itemsize
     data = raw.tobytes()
-    digest = xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
-    chain = []
+    digest = chain[-1] if chain else xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
     for start in range(0, len(data) - size + 1, size):
         digest = xxh3_64_intdigest(data[start : start + size], digest)
         chain.append(digest)

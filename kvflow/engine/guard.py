@@ -158,6 +158,12 @@ class Guard:
         if host:
             self._host.release(held, added, host)
 
+    def restart(self) -> None:
+        """Another order is in use: trust it. What LRU would have in the cache does not depend on the order."""
+        self.share = 1.0
+        self._balance_s = 0.0
+        self._rest = 1
+
     def clear(self) -> None:
         """The cache has been flushed."""
         self._device.clear()

@@ -12,18 +12,22 @@ from typing import Any
 from sglang.srt.mem_cache.evict_policy import EvictionStrategy
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
-from kvflow.engine import Accounting, Coordinator, Tier
+from kvflow.engine import Accounting, Coordinator, Tier, digests, unit_tokens
+from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall, switch
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.metrics import Exporter
+from kvflow.patches.orders import require_servable
 from kvflow.patches.seams import Feature, Role
-from kvflow.policy import EvictionClass
+from kvflow.patches.trust import Trust
+from kvflow.policy import EvictionClass, ServingCosts
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +60,21 @@ class ClaimOrder(EvictionStrategy):
 
     def __init__(self, coordinator: Coordinator, base: EvictionStrategy) -> None:
         self._coordinator = coordinator
-        self._rank = coordinator.rank
+        self._priority = coordinator.priority
         self._base = base.get_priority
 
     def get_priority(self, node: Any) -> tuple[Any, ...]:
         """Smallest is evicted first. Should ranking ever fail, the order is SGLang's from then on."""
         try:
-            return (self._rank(node), self._base(node))
+            beyond, (cls, value) = self._priority(node)
+            # somebody else's policy may return anything, and SGLang compares it where we cannot catch
+            return ((beyond, float(cls), float(value)), self._base(node))
         except Exception:
             note("eviction order")
             self._coordinator.set_policy("lru")
             node.owners = None
-            return (self._rank(node), self._base(node))
+            beyond, (cls, value) = self._priority(node)
+            return ((beyond, float(cls), float(value)), self._base(node))
 
 
 class KvflowTreeCore(UnifiedTreeCore):
@@ -75,8 +82,11 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def __init__(self, params: Any, components: Any) -> None:
         settings = config.load()
-        self.coordinator = Coordinator(settings.eviction.policy)
-        self.accounting = Accounting(params.page_size, settings.telemetry.ghost_pages)
+        require_servable(settings.eviction.policy)
+        self.unit_tokens = unit_tokens(params.page_size)
+        self.coordinator = Coordinator(settings.eviction.policy, ServingCosts(**settings.costs.model_dump()))
+        self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
+        self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
         super().__init__(params, components)
         self.eviction_strategy = ClaimOrder(self.coordinator, self.eviction_strategy)
 
@@ -89,6 +99,14 @@ class KvflowTreeCore(UnifiedTreeCore):
         result: Any = super()._split_node(key, child, split_len)
         self.coordinator.split(result[0], child)
         return result
+
+    def evict_device_start(self, *args: Any, **kwargs: Any) -> Any:
+        self._open_round(self.evictable_device_leaves)
+        return super().evict_device_start(*args, **kwargs)
+
+    def drive_host_eviction(self, *args: Any, **kwargs: Any) -> Any:
+        self._open_round(self.evictable_host_leaves)
+        return super().drive_host_eviction(*args, **kwargs)
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
         node: Any = self.node_by_id(node_id)
@@ -113,7 +131,20 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def class_of(self, node: Any) -> EvictionClass:
         """Order class a node is in now."""
-        return EvictionClass(self.eviction_strategy.get_priority(node)[0][0])
+        try:
+            return self.coordinator.class_of(node)
+        except Exception:
+            note("eviction order")
+            node.owners = None
+            return EvictionClass.UNCLAIMED
+
+    def _open_round(self, leaves: set[Any]) -> None:
+        """Settle who the candidates are. Should that ever fail, the order is SGLang's from then on."""
+        try:
+            self.coordinator.open_round(leaves, self.trust.share)
+        except Exception:
+            note("eviction order")
+            self.coordinator.set_policy("lru")
 
 
 class KvflowRadixCache(UnifiedRadixCache):
@@ -125,32 +156,48 @@ class KvflowRadixCache(UnifiedRadixCache):
         super().__init__(params)
         self.coordinator = self.tree_core.coordinator
         self.accounting = self.tree_core.accounting
+        self.trust = self.tree_core.trust
         self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
         self._stall_base_s = 0.0
         self._tagging = Guard("claims")
+        self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 
     def reset(self) -> None:
         super().reset()
         if hasattr(self, "accounting"):  # the first reset is part of construction
             self.accounting.forget_pages()
+            self.coordinator.flushed()
+            self.trust.clear()
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)
         if not self.disable:
             self._tagging.run(self._tag, req, default=None)
+            self._watching.run(self._watch, req, default=None)
             self._counting.run(self._count, req, default=None)
+
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        super().on_release(req, checkpointed=checkpointed)
+        self._watching.run(self._leave, req, checkpointed, default=None)
+
+    def claim_kv_row(self, req: Any) -> bool:
+        claimed = super().claim_kv_row(req)
+        if claimed:  # a streaming session keeps what the request had, so that it is not released
+            self._watching.run(self._leave, req, False, default=None)
+        return claimed
 
     def publish(self) -> None:
         """Bring the counters and their series up to date."""
         self.accounting.counters.stall_s = stall.total_s() - self._stall_base_s
         if self._exporter is not None:
-            self._exporter.publish(self.accounting.counters)
+            self._exporter.publish(self.accounting.counters, self.trust)
 
     def restart_counters(self) -> None:
         """Set the counters to zero; the series in /metrics go on."""
         self.publish()
         self.accounting.reset()
+        self.trust.reset_regret()
         self._stall_base_s = stall.total_s()
         if self._exporter is not None:
             self._exporter.restart()
@@ -168,23 +215,51 @@ class KvflowRadixCache(UnifiedRadixCache):
             if ack.timing_enabled:
                 self.accounting.counters.load_back_s += ack.start_event.elapsed_time(ack.finish_event) / 1000
 
+    def _watch(self, req: Any) -> None:
+        """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction."""
+        if getattr(req, "_kvflow_watched", None) == req.retraction_count:
+            return
+        req._kvflow_watched = req.retraction_count
+        self.trust.started(req.rid, self._digests(req), _hits(req), self.memory())
+
+    def _leave(self, req: Any, checkpointed: bool) -> None:
+        """A request gives its memory back: answered, aborted, or to start again later."""
+        prompt = getattr(req, "_kvflow_digests", None)
+        if prompt is None:  # nothing of it was ever computed
+            return
+        whole: list[int] = []
+        if checkpointed:
+            tokens = req.full_untruncated_fill_ids[: req.owned_kv_len()]
+            whole = digests(tokens, _namespace(req), self.tree_core.unit_tokens, known=prompt)
+            self.accounting.cached(whole[len(prompt) :])
+        self.trust.ended(req.rid, whole, self.memory())
+
+    def _digests(self, req: Any) -> list[int]:
+        """Digests of a request's prompt, computed once."""
+        if not hasattr(req, "_kvflow_digests"):
+            req._kvflow_digests = digests(req.origin_input_ids, _namespace(req), self.tree_core.unit_tokens)
+        return req._kvflow_digests
+
+    def memory(self) -> MemoryView:
+        """What there is to cache in."""
+        device = self.token_to_kv_pool_allocator.size_full
+        in_tree = self.full_evictable_size() + self.full_protected_size()
+        private = device - self._component_available_size(ComponentType.FULL) - in_tree
+        host = self.cache_controller.mem_pool_host.size if self.cache_controller is not None else 0
+        return MemoryView(device, host, max(0, private))
+
     def _count(self, req: Any) -> None:
         """Count a request's hits once its first chunk has been computed, and again after every retraction."""
         if req.finished():
             self.publish()
-        counted = getattr(req, "_kvflow_counted_retractions", None)
+        counted = getattr(req, "_kvflow_counted", None)
         if counted == req.retraction_count:
             return
-        req._kvflow_counted_retractions = req.retraction_count
+        req._kvflow_counted = req.retraction_count
         if counted is not None:
             self.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return
-        hits = {
-            Tier.DEVICE: req.cached_tokens_device,
-            Tier.HOST: req.cached_tokens_host,
-            Tier.STORAGE: req.cached_tokens_storage,
-        }
-        self.accounting.prompt(req.origin_input_ids, f"{req.extra_key}/{req.cache_salt}", hits)
+        self.accounting.prompt(len(req.origin_input_ids), self._digests(req), _hits(req))
 
     def _tag(self, req: Any) -> None:
         """Enter a request's claim on its path, split where its fixed prompt ends."""
@@ -222,3 +297,19 @@ class KvflowRadixCache(UnifiedRadixCache):
             end -= len(node.key)
             node = node.parent
         return path
+
+
+def _namespace(req: Any) -> str:
+    return f"{req.extra_key}/{req.cache_salt}"
+
+
+def _hits(req: Any) -> dict[Tier, int]:
+    """Tokens of a request's prompt that were found, by tier; the storage's share of a second try is not known."""
+    if req.retraction_count:
+        loaded = min(req.materialized_host_hit_len(), req.num_matched_prefix_tokens)
+        return {Tier.DEVICE: req.num_matched_prefix_tokens - loaded, Tier.HOST: loaded, Tier.STORAGE: 0}
+    return {
+        Tier.DEVICE: req.cached_tokens_device,
+        Tier.HOST: req.cached_tokens_host,
+        Tier.STORAGE: req.cached_tokens_storage,
+    }

@@ -27,7 +27,7 @@ class Evaluation:
         tools: durations of tool calls.
         agents: who runs next.
         again: whether a context is used again.
-        uses: when it is used next, by what the forecast is based on: tools, steps ahead, or pauses.
+        uses: when it is used next, by what the forecast is based on (tools, steps ahead, pauses), and all together.
     """
 
     workflows: int

@@ -10,7 +10,7 @@ from typing import Any
 from kvflow.errors import MissingExtraError
 from kvflow.report import graph_chart, latency, residency, timeline
 from kvflow.report.amounts import NOTHING
-from kvflow.report.result import Result
+from kvflow.report.result import Document, Result
 from kvflow.report.verdict import cautions, headline, rows, summary
 
 
@@ -31,6 +31,30 @@ def write_html(result: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _render(result: Result) -> str:
+    facts = origin(result) | {
+        "arms": "; ".join(f"{arm.name} (policy {arm.policy or NOTHING})" for arm in result.arms) or NOTHING,
+        "seams": _answer(result.seams_hold, yes="all hold", no="at least one does not hold"),
+        "output tokens": _answer(result.identical_tokens, yes="identical in all arms", no="differ between arms"),
+    }
+    return rendered(
+        "report.html.jinja",
+        result=result,
+        headline=headline(result),
+        summary=summary(result),
+        cautions=cautions(result),
+        rows=rows(result),
+        sections=[part.section(result) for part in (graph_chart, timeline, residency, latency)],
+        facts=facts,
+        settings=readable(result.settings),
+    )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Fill a template of this package; everything is escaped.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+    """
     try:
         import jinja2
     except ImportError:
@@ -42,33 +66,25 @@ def _render(result: Result) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.jinja").render(
-        result=result,
-        headline=headline(result),
-        summary=summary(result),
-        cautions=cautions(result),
-        rows=rows(result),
-        sections=[part.section(result) for part in (graph_chart, timeline, residency, latency)],
-        facts=_facts(result),
-        settings={name: _plain(value) for name, value in result.settings.items()},
-    )
+    return environment.get_template(template).render(values)
 
 
-def _facts(result: Result) -> dict[str, str]:
+def origin(document: Document) -> dict[str, str]:
     """Return what somebody needs to run this again, by name."""
-    machine, git = result.machine, result.git
+    machine, git = document.machine, document.git
     hardware = [machine.get("cpu"), _counted(machine.get("cores"), "cores"), _counted(machine.get("memory_gib"), "GiB")]
-    commit = str(git.get("commit") or NOTHING) + (" with uncommitted changes" if git.get("dirty") else "")
     return {
-        "command": result.command or NOTHING,
-        "created": result.created or NOTHING,
+        "command": document.command or NOTHING,
+        "created": document.created or NOTHING,
         "machine": ", ".join(str(part) for part in hardware if part) or NOTHING,
-        "versions": ", ".join(f"{name} {version}" for name, version in result.versions.items()) or NOTHING,
-        "git": commit,
-        "arms": "; ".join(f"{arm.name} (policy {arm.policy or NOTHING})" for arm in result.arms) or NOTHING,
-        "seams": _answer(result.seams_hold, yes="all hold", no="at least one does not hold"),
-        "output tokens": _answer(result.identical_tokens, yes="identical in all arms", no="differ between arms"),
+        "versions": ", ".join(f"{name} {version}" for name, version in document.versions.items()) or NOTHING,
+        "git": str(git.get("commit") or NOTHING) + (" with uncommitted changes" if git.get("dirty") else ""),
     }
+
+
+def readable(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as texts."""
+    return {name: _plain(value) for name, value in settings.items()}
 
 
 def _counted(number: object, unit: str) -> str | None:

@@ -13,7 +13,7 @@ from kvflow.graph import END, START, AgentStepGraph, from_dict
 from kvflow.report.layers import ordered
 
 
-def _present(data: Any) -> Any:
+def present(data: Any) -> Any:
     """Drop null, NaN and infinity, so that they mean the same as an entry that is not there."""
     if not isinstance(data, Mapping):
         return data
@@ -24,16 +24,18 @@ def _is_nothing(value: object) -> bool:
     return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """Part of a document: unknown fields are left out, null and what is no number count as absent."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_absent(cls, data: Any) -> Any:
-        return _present(data)
+        return present(data)
 
 
-class Step(_Record):
+class Step(Record):
     """One step of an agent. The four kinds of prompt tokens add up to the prompt; times of a round share a clock."""
 
     round: int = 0
@@ -54,7 +56,7 @@ class Step(_Record):
         return self.start_s + max(self.latency_s, 0.0)
 
 
-class Workflow(_Record):
+class Workflow(Record):
     """One run of the graph."""
 
     round: int = 0
@@ -63,14 +65,14 @@ class Workflow(_Record):
     end_s: float | None = None
 
 
-class Sample(_Record):
+class Sample(Record):
     """Cached tokens at one moment, by ``tier/class``."""
 
     at_s: float = 0.0
-    tokens: Annotated[dict[str, float], BeforeValidator(_present)] = {}
+    tokens: Annotated[dict[str, float], BeforeValidator(present)] = {}
 
 
-class Arm(_Record):
+class Arm(Record):
     """One configuration of the comparison, and what it did."""
 
     name: str = "unnamed arm"
@@ -81,7 +83,7 @@ class Arm(_Record):
     residency: tuple[Sample, ...] = ()
 
 
-class Metric(_Record):
+class Metric(Record):
     """One measured quantity on both sides; None where it was not measured."""
 
     metric: str = "unnamed metric"
@@ -92,8 +94,8 @@ class Metric(_Record):
     lower_is_better: bool = True
 
 
-class Result(_Record):
-    """A whole run. ``read`` is the way to get one."""
+class Document(Record):
+    """What every result document says of where it comes from. ``read`` is the way to get one."""
 
     kind: str = "run"
     created: str = ""
@@ -102,11 +104,6 @@ class Result(_Record):
     machine: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    seams_hold: bool | None = None
-    identical_tokens: bool | None = None
-    graph: dict[str, Any] | None = None
-    arms: tuple[Arm, ...] = ()
-    comparison: tuple[Metric, ...] = ()
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
@@ -116,6 +113,16 @@ class Result(_Record):
             ValueError: a field that is there has the wrong type; the message names it.
         """
         return cls.model_validate(document)
+
+
+class Result(Document):
+    """A whole run."""
+
+    seams_hold: bool | None = None
+    identical_tokens: bool | None = None
+    graph: dict[str, Any] | None = None
+    arms: tuple[Arm, ...] = ()
+    comparison: tuple[Metric, ...] = ()
 
     @property
     def baseline_name(self) -> str:

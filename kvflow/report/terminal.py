@@ -11,7 +11,7 @@ from rich.text import Text
 from kvflow.report.result import Result
 from kvflow.report.verdict import Verdict, rows, summary
 
-_STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red", Verdict.SAME: "", Verdict.UNKNOWN: "dim"}
+STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red", Verdict.SAME: "", Verdict.UNKNOWN: "dim"}
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -30,7 +30,7 @@ def table(result: Mapping[str, Any]) -> Table:
     grid.add_column(Text(record.kvflow_name), justify="right")
     grid.add_column("ratio", justify="right")
     for row in rows(record):
-        style = _STYLES[row.verdict]
+        style = STYLES[row.verdict]
         cells = Text(row.kvflow, style=style), Text(f"{row.ratio} {row.verdict}", style=style)
         grid.add_row(Text(f"{row.metric} ({row.unit})" if row.unit else row.metric), row.baseline, *cells)
     return grid

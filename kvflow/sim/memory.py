@@ -9,8 +9,9 @@ import simpy
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
 from kvflow.engine.guard import MemoryView
+from kvflow.sim.node import Node, backed_up
 from kvflow.sim.profile import Profile
-from kvflow.sim.tree import Node, RadixTree, backed_up
+from kvflow.sim.tree import RadixTree
 
 
 class Memory:
@@ -120,26 +121,37 @@ class Memory:
             self.tree.set_host(one)
 
     def keep_copy(self, node: Node, start_pages: int) -> None:
-        """Queue a node's pages from ``start_pages`` on for a copy on the host (write-through)."""
-        if self.host_pages and node.end > start_pages:
-            self.tree.lock(node)
-            self._backups.put((node, start_pages))
+        """Copy to the host what it lacks of a prompt from ``start_pages`` on (write-through).
+
+        The host's memory is taken at once, the copy takes its time, and the device's stays locked meanwhile. What
+        finds no room, because the host is full of copies of what is on the device, is tried again with the next hit.
+        """
+        if not self.host_pages:
+            return
+        copied: list[Node] = []
+        for span in reversed(_between(node, start_pages)):
+            if span.on_host:
+                continue
+            parent = span.parent
+            if parent is None or (parent.parent is not None and not parent.on_host):
+                break
+            if not self._host_room(span.key.pages):
+                break
+            self.tree.set_host(span)
+            copied.append(span)
+        if copied:
+            self.tree.lock(copied[-1])
+            start = copied[0].end - copied[0].key.pages
+            self._backups.put((copied[-1], start, sum(len(span.key) for span in copied)))
 
     def _back_up(self) -> Iterator[Any]:
         while True:
-            node, start_pages = yield self._backups.get()
-            spans = _between(node, start_pages)
-            pages = sum(span.key.pages for span in spans)
-            yield self._env.timeout(pages * self.page_tokens * self._profile.backup_token_s)
-            for span in reversed(_between(node, start_pages)):
-                parent = span.parent
-                if span.on_host or parent is None or (parent.parent is not None and not parent.on_host):
-                    continue
-                if not self._host_room(span.key.pages):
-                    break
-                self.tree.set_host(span)
-                if self.storage_pages and not span.on_storage:
-                    self._stores.put(span)
+            node, start_pages, tokens = yield self._backups.get()
+            yield self._env.timeout(tokens * self._profile.backup_token_s)
+            if self.storage_pages:
+                for span in reversed(_between(node, start_pages)):
+                    if not span.on_storage:
+                        self._stores.put(span)
             self.tree.unlock(node)
 
     def _store(self) -> Iterator[Any]:

@@ -211,14 +211,13 @@ class Server:
         tree, memory = self._tree, self._memory
         old = request.node
         assert old is not None
-        if pages <= old.end:
-            return
-        node, had = tree.insert(request.whole, pages, old)
+        counted = old.end if request.tagged else 0
+        node = tree.insert(request.whole, max(pages, old.end), old, counted=counted)
         tree.lock(node)
         tree.unlock(old)
         request.node = node
-        memory.private_tokens -= (pages - old.end) * memory.page_tokens
-        memory.keep_copy(node, max(old.end, had))
+        memory.private_tokens -= (node.end - old.end) * memory.page_tokens
+        memory.keep_copy(node, counted)
         self._tag(request, node)
 
     def _tag(self, request: Request, node: Node) -> None:

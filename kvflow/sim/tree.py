@@ -8,88 +8,14 @@ evicted from the host, and recency is that of the latest prompt that passed thro
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any
 
 from kvflow.engine import Coordinator
-from kvflow.engine.owners import Owners
-from kvflow.sim.context import Context, Run, runs_between
+from kvflow.sim.context import Context, runs_between
+from kvflow.sim.node import Node, Span, common_pages, cut, first_page
 
 _STEP = 1e-5
 """How much older than its child a parent is, when one prompt touches both."""
-
-
-class Span:
-    """What a node spans; its length is in tokens, as that of SGLang's keys."""
-
-    __slots__ = ("page_tokens", "pages", "runs")
-
-    def __init__(self, runs: list[Run], pages: int, page_tokens: int) -> None:
-        self.runs = runs
-        self.pages = pages
-        self.page_tokens = page_tokens
-
-    def __len__(self) -> int:
-        return self.pages * self.page_tokens
-
-
-class Node:
-    """A radix node.
-
-    Attributes:
-        end: position of its last page + 1, in pages.
-        on_device, on_host, on_storage: where its pages are.
-        locks: requests and transfers that need it on the device, and children that are locked.
-        device_children: children on the device.
-    """
-
-    __slots__ = (
-        "children",
-        "device_children",
-        "end",
-        "hit_count",
-        "host_locks",
-        "key",
-        "last_access_time",
-        "locks",
-        "on_device",
-        "on_host",
-        "on_storage",
-        "owners",
-        "parent",
-    )
-
-    def __init__(self, key: Span, parent: Node | None, end: int) -> None:
-        self.key = key
-        self.parent = parent
-        self.end = end
-        self.children: dict[tuple[int, int], Node] = {}
-        self.on_device = self.on_host = self.on_storage = False
-        self.locks = self.host_locks = self.device_children = 0
-        self.last_access_time = 0.0
-        self.hit_count = 0
-        self.owners: Owners | None = None
-
-    @property
-    def backuped(self) -> bool:
-        """The host has a copy."""
-        return self.on_host
-
-    @property
-    def evicted(self) -> bool:
-        """The device has none."""
-        return not self.on_device
-
-    @property
-    def alive(self) -> bool:
-        """Some tier has it."""
-        return self.on_device or self.on_host or self.on_storage
-
-
-def backed_up(node: Any) -> bool:
-    """Whether the tier below the one the node would leave has a copy."""
-    return node.on_host if node.on_device else node.on_storage
 
 
 OnEvicted = Callable[[Node, str], None]
@@ -147,10 +73,10 @@ class RadixTree:
             node = node.parent
         position = node.end
         while position < limit:
-            child = node.children.get(_first_page(context, position))
+            child = node.children.get(first_page(context, position))
             if child is None:
                 break
-            common = _common_pages(child, context, position, limit)
+            common = common_pages(child, context, position, limit)
             if common < child.key.pages:
                 node = self._split(child, common) if common else node
                 break
@@ -162,16 +88,28 @@ class RadixTree:
     def touch(self, node: Node) -> None:
         """Note that a prompt has passed through a node, and so through all above it.
 
-        Only leaves are ever compared, so the nodes above learn of it when the ones below are gone (see `_inherit`).
+        Only leaves of a tier are ever compared, so what lies above on the same tier learns of it when what lies below
+        leaves (see `_inherit`); a node whose children are on lower tiers only is a leaf already and is told at once.
         """
         self._time += 1.0
         node.last_access_time = self._time
+        age = _STEP
+        while not node.on_device and node.parent is not None:
+            node = node.parent
+            node.last_access_time = self._time - age
+            age += _STEP
 
-    def insert(self, context: Context, pages: int, near: Node | None = None) -> tuple[Node, int]:
+    def insert(self, context: Context, pages: int, near: Node | None = None, *, counted: int = 0) -> Node:
         """Enter the first pages of a context, which the caller has on the device.
 
+        Args:
+            context: the prompt, or the prompt with its answer.
+            pages: how many of its pages.
+            near: a node known to be on its path.
+            counted: a hit is counted for nodes that end behind this page; the others had theirs from this request.
+
         Returns:
-            The node they end at, and how many of the pages the tree had on the device already.
+            The node they end at.
         """
         node = self.match(context, near, pages)
         known = node
@@ -184,12 +122,11 @@ class RadixTree:
             self._classify(known)
             known = known.parent
             self._classify(known)
-        had = known.end
         if node.end < pages:
             span = Span(runs_between(context, node.end, pages), pages - node.end, self.page_tokens)
             child = Node(span, node, pages)
             child.on_device = True
-            node.children[_first_page(context, node.end)] = child
+            node.children[first_page(context, node.end)] = child
             node.device_children += 1
             self.nodes += 1
             self.device_pages += span.pages
@@ -197,7 +134,11 @@ class RadixTree:
             self._classify(child)
             self._classify(node)
             node = child
-        return node, had
+        found = node
+        while found.parent is not None and found.end > counted:
+            found.hit_count += 1
+            found = found.parent
+        return node
 
     def lock(self, node: Node) -> None:
         """Keep a node, and with it all above, on the device."""
@@ -349,10 +290,12 @@ class RadixTree:
     def _split(self, child: Node, pages: int) -> Node:
         """Divide a node; returns its upper part, of ``pages`` pages."""
         parent = _parent(child)
-        head, tail = _cut(child.key.runs, pages)
+        head, tail = cut(child.key.runs, pages)
         upper = Node(Span(head, pages, self.page_tokens), parent, child.end - child.key.pages + pages)
         upper.on_device, upper.on_host, upper.on_storage = child.on_device, child.on_host, child.on_storage
-        upper.last_access_time = child.last_access_time - _STEP
+        self._time += 1.0
+        upper.last_access_time = self._time - _STEP
+        child.last_access_time = self._time  # SGLang takes being split for being used
         upper.hit_count = child.hit_count
         upper.locks = 1 if child.locks else 0
         upper.device_children = int(child.on_device)
@@ -383,42 +326,3 @@ def _parent(node: Node) -> Node:
 
 def _last_access(node: Node) -> float:
     return node.last_access_time
-
-
-def _first_page(context: Context, position: int) -> tuple[int, int]:
-    index = bisect_right(context.run_ends, position)
-    identity, first, pages = context.runs[index]
-    return identity, first + pages - (context.run_ends[index] - position)
-
-
-def _common_pages(node: Node, context: Context, position: int, limit: int) -> int:
-    """How many first pages of a node the context has at a position."""
-    index = bisect_right(context.run_ends, position)
-    common = 0
-    for identity, first, pages in node.key.runs:
-        matched = 0
-        while matched < pages and position < limit:
-            other, other_first, other_pages = context.runs[index]
-            run_end = context.run_ends[index]
-            if other != identity or other_first + other_pages - (run_end - position) != first + matched:
-                return common + matched
-            step = min(pages - matched, run_end - position, limit - position)
-            matched += step
-            position += step
-            index += position == run_end
-        common += matched
-        if matched < pages:
-            break
-    return common
-
-
-def _cut(runs: list[Run], pages: int) -> tuple[list[Run], list[Run]]:
-    head: list[Run] = []
-    for index, (identity, first, count) in enumerate(runs):
-        if pages < count:
-            if pages:
-                head.append((identity, first, pages))
-            return head, [(identity, first + pages, count - pages), *runs[index + 1 :]]
-        head.append((identity, first, count))
-        pages -= count
-    return head, []

@@ -35,9 +35,9 @@ class Usage(NamedTuple):
         answer: as it will look in the next prompt.
     """
 
-    prompt_tokens: int | None
-    output_tokens: int | None
-    answer: MessagePart | None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    answer: MessagePart | None = None
 
 
 def prompt_parts(body: Mapping[str, Any]) -> list[MessagePart]:

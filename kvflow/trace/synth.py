@@ -25,6 +25,7 @@ from kvflow.trace.schema import (
     Join,
     LLMCall,
     Piece,
+    Prompt,
     Spawn,
     ToolEnd,
     ToolStart,
@@ -137,18 +138,21 @@ class _Run:
         fixed = Piece(f"synthetic/{self._kind}/{agent}", self.options.fixed_tokens)
         answer = Piece(f"{self.workflow}/{call}", self.about(self.options.output_tokens))
         pieces = [fixed, *said]
+        # A spawned thread's context ends with it; what it shares with others they find by its contents.
+        alone = thread != MAIN_THREAD
         event = LLMCall(
             workflow=self.workflow,
             thread=thread,
             agent=agent,
             call=call,
-            prompt=self._contexts.prompt(pieces),
+            prompt=Prompt(add=tuple(pieces)) if alone else self._contexts.prompt(pieces),
             output=answer.content,
             output_tokens=answer.tokens,
             fixed_tokens=fixed.tokens,
             delay_s=0.0,
         )
-        self._contexts.note(agent, call, pieces, answer)
+        if not alone:
+            self._contexts.note(agent, call, pieces, answer)
         return event, answer
 
     def tools(self, agent: str, count: int) -> tuple[list[Event], list[Piece]]:

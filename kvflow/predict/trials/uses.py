@@ -16,9 +16,9 @@ from kvflow.predict.transitions import Transitions
 from kvflow.predict.trials.scores import ReliabilityBin, area_under_curve, brier, reliability
 from kvflow.trace import Event, Join, LLMCall, Spawn, ToolEnd, ToolStart, WorkflowEnd, WorkflowStart
 
-SOON_S = (2.0, 10.0)
+SOON_S = (2.0, 10.0, 60.0)
 """A use is soon if it comes within this."""
-CASES = ("tools", "ahead", "pause")
+ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +143,13 @@ class UseTrial:
             self._end(workflow, ended=False)
 
     def scores(self) -> dict[str, UseScores]:
-        """Return the scores by kind of forecast; kinds without any are left out."""
-        by_kind = {kind: [case for case in self._cases if case.kind == kind] for kind in CASES}
-        return {kind: _scores(cases) for kind, cases in by_kind.items() if cases}
+        """Return the scores by kind of forecast (tools, ahead, pause) that there were any of, and of all of them."""
+        by_kind: dict[str, list[_Case]] = {}
+        for case in self._cases:
+            by_kind.setdefault(case.kind, []).append(case)
+        if by_kind:
+            by_kind[ALL] = self._cases
+        return {kind: _scores(cases) for kind, cases in by_kind.items()}
 
     def _call(self, call: LLMCall, thread: _Thread) -> None:
         workflow_type = self._types[call.workflow]

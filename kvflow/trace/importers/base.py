@@ -83,8 +83,13 @@ def digest(text: str) -> str:
 
 
 def clipped(seconds: float | None) -> float | None:
-    """Return what a backward step of the recorded clock leaves: nothing is negative."""
-    return None if seconds is None else max(0.0, seconds)
+    """Seconds to the microsecond; 0 where a recorded clock stepped back."""
+    return None if seconds is None else max(0.0, round(seconds, 6))
+
+
+def since(start_s: float | None, end_s: float | None) -> float | None:
+    """Seconds between two times, at least 0; None if one of them is not known."""
+    return None if start_s is None or end_s is None else clipped(end_s - start_s)
 
 
 def _text(value: Any) -> Any:
@@ -101,5 +106,5 @@ class Row(BaseModel):
 
 
 Text = Annotated[str, BeforeValidator(_text)]
-Tokens = Annotated[int, Field(ge=0)]
+Tokens = Annotated[int, Field(ge=0, le=2**53)]
 Clock = Annotated[float, Field(ge=0)]

@@ -6,8 +6,8 @@ file beside the trace whose rows have ``class`` and ``functions``. Without it pr
 
 Assumed:
 
-* Every function's docs are one content, in the order of the classes; those are the fixed prompt. Docs that come later
-  (``missed_function``) stand after the user's message from then on.
+* Every function's docs are one content, in the order of the classes; of a multi-turn task those are the fixed prompt.
+  Docs that come later (``missed_function``) stand after the user's message from then on.
 * A turn is one LLM call that asks for all true calls, and one that closes it, of 50 tokens (the source has no answers
   of models). Calls of a turn run one after another, because they share state; those of parallel tasks at once, and
   nothing follows them.
@@ -145,7 +145,8 @@ class _Solved:
 
     def parallel(self, task: _Parallel) -> Iterator[Event]:
         """Solve a task of parallel calls."""
-        self._fix([json.dumps(each, ensure_ascii=False) for each in task.function])
+        for each in task.function:
+            self._hear(json.dumps(each, ensure_ascii=False))
         for message in (message for messages in task.question for message in messages):
             self._hear(message.content)
         yield self._ask(json.dumps(task.ground_truth, ensure_ascii=False))
@@ -175,7 +176,7 @@ class _Solved:
             agent=AGENT,
             call=name,
             prompt=prompt,
-            output=self._conversation.answer(self._parts, text, tokens),
+            output=self._conversation.answer(text_part(self._parts, text, tokens)),
             output_tokens=tokens,
             fixed_tokens=self._fixed_tokens,
         )

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from kvflow.trace.importers.base import Clock, Importer, Json, Row, Text, Tokens, digest, estimated_tokens
+from kvflow.trace.importers.base import Clock, Importer, Json, Row, Text, Tokens, digest, estimated_tokens, since
 from kvflow.trace.importers.contexts import Contexts
 from kvflow.trace.importers.conversation import Conversation, text_part
 from kvflow.trace.importers.fixed import FixedPrompts
@@ -103,7 +103,7 @@ class ChatDevImporter(Importer):
         for turn in (turn for phase in _phases(run.steps) for turn in _turns(phase)):
             call = self._call(workflow, f"c{len(calls)}", turn, contexts)
             if turn.sent_s is not None and turn.received.t is not None:
-                call = call.model_copy(update={"delay_s": max(0.0, turn.sent_s - free_s)})
+                call = call.model_copy(update={"delay_s": since(free_s, turn.sent_s)})
                 free_s = turn.received.t
             calls.append(call)
         if not calls:
@@ -129,7 +129,6 @@ class ChatDevImporter(Importer):
         tokens = received.out_tok
         if tokens is None:
             tokens = estimated_tokens(turn.answer) if turn.answer else 0
-        took_s = None if turn.sent_s is None or received.t is None else max(0.0, received.t - turn.sent_s)
         call = LLMCall(
             workflow=workflow,
             t=turn.sent_s,
@@ -139,7 +138,7 @@ class ChatDevImporter(Importer):
             output=f"{digest(turn.answer)}.{tokens}" if turn.answer else f"{workflow}/{name}",
             output_tokens=tokens,
             fixed_tokens=fixed_tokens,
-            llm_s=took_s,
+            llm_s=since(turn.sent_s, received.t),
         )
         contexts.note(turn.agent, name, pieces, None)
         return call

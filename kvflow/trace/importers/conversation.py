@@ -15,7 +15,7 @@ Where nothing was counted, a text has as many tokens as its length says.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvflow.trace.importers.base import digest, estimated_tokens
 from kvflow.trace.schema import Piece, Prompt
@@ -133,17 +133,39 @@ class Conversation:
         self._settle(call)
         return prompt
 
-    def answer(self, key: Hashable, text: str, tokens: int) -> str:
-        """Append what the model answered; returns the name of its content."""
-        part = text_part(key, text, tokens)
-        part.is_answer = True
+    def answer(self, part: Part) -> str:
+        """Append what the model answered, its tokens known; returns the name of its content."""
+        tokens = part.tokens or 0
         if tokens:
+            part.is_answer = True
             self._kept.append(part)
             self._kept_tokens += tokens
         else:
             part.tokens = None
             self._new.append(part)
         return f"{part.name}.{tokens}"
+
+    def copy(self) -> Conversation:
+        """Another conversation that goes on from the same call."""
+        other = Conversation(self._name)
+        other._call, other._kept_tokens = self._call, self._kept_tokens
+        other._kept, other._new = [replace(part) for part in self._kept], [replace(part) for part in self._new]
+        return other
+
+    def shared_tokens(self, keys: Sequence[Hashable]) -> int:
+        """Tokens that the last call's context shares with a prompt of the parts with these keys."""
+        shared, matched = 0, 0
+        for part in self._kept:
+            if part.key is not None:
+                if matched == len(keys) or keys[matched] != part.key:
+                    break
+                matched += 1
+            shared += part.tokens or 0
+        return shared
+
+    def head_tokens(self, parts: int) -> int:
+        """Tokens of the first parts of the last call's context."""
+        return sum(part.tokens or 0 for part in self._kept[:parts])
 
     def _settle(self, call: str) -> None:
         self._call = call

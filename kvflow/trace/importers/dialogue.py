@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from kvflow.trace.importers.base import Importer, Json, clipped
+from kvflow.trace.importers.base import Importer, Json, clipped, since
 from kvflow.trace.importers.conversation import Conversation, text_part, unseen_part
 from kvflow.trace.importers.fixed import FixedPrompts
 from kvflow.trace.importers.sessionrow import Call, Session, framework
@@ -132,16 +132,15 @@ class _Dialogue:
         message = self._session.messages[call.out]
         tokens = self._session.answer_tokens(call, None, [])
         self._answer_tokens[call.out] = tokens
-        waited_s = None if call.t_start is None or self._free_s is None else max(0.0, call.t_start - self._free_s)
         return LLMCall(
             workflow=self._workflow,
             t=clipped(call.t_start),
             agent=call.th,
             call=name,
             prompt=prompt,
-            output=side.conversation.answer(call.out, message.text, tokens),
+            output=side.conversation.answer(text_part(call.out, message.text, tokens)),
             output_tokens=tokens,
             fixed_tokens=None if side.fixed_tokens is None else min(side.fixed_tokens, prompt.tokens),
-            delay_s=waited_s,
+            delay_s=since(self._free_s, call.t_start),
             llm_s=clipped(call.llm_seconds),
         )

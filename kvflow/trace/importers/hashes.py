@@ -26,7 +26,7 @@ from typing import Annotated, ClassVar
 import xxhash
 from pydantic import Field
 
-from kvflow.trace.importers.base import Clock, Importer, Json, Row, Tokens, digest
+from kvflow.trace.importers.base import Clock, Importer, Json, Row, Tokens, digest, since
 from kvflow.trace.importers.runs import Runs
 from kvflow.trace.schema import Event, LLMCall, Piece, Prompt, WorkflowEnd, WorkflowStart
 
@@ -136,7 +136,7 @@ class HashImporter(Importer):
             prompt=Prompt(base=f"c{known.call}" if kept else None, keep_tokens=kept, add=tuple(pieces)),
             output=f"{self._content}/{known.workflow}/{known.call + 1}",
             output_tokens=request.output_length,
-            delay_s=max(0.0, at_s - known.at_s) if known.call else None,
+            delay_s=since(known.at_s, at_s) if known.call else None,
         )
 
     def _note(self, known: _Conversation, request: _Request, runs: Runs, at_s: float) -> None:

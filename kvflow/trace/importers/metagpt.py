@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from kvflow.trace.importers.base import Clock, Importer, Json, Row, Text, Tokens, digest, estimated_tokens
+from kvflow.trace.importers.base import Clock, Importer, Json, Row, Text, Tokens, digest, estimated_tokens, since
 from kvflow.trace.importers.contexts import Contexts
 from kvflow.trace.importers.conversation import Conversation, text_part
 from kvflow.trace.importers.fixed import FixedPrompts
@@ -96,8 +96,8 @@ class MetaGPTImporter(Importer):
             if started_s is not None and ended_s is not None:
                 times = {
                     "t": started_s,
-                    "llm_s": max(0.0, ended_s - started_s),
-                    "delay_s": max(0.0, started_s - free_s),
+                    "llm_s": since(started_s, ended_s),
+                    "delay_s": since(free_s, started_s),
                 }
                 call, free_s = call.model_copy(update=times), ended_s
             calls.append(call)

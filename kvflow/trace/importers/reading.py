@@ -19,6 +19,7 @@ from kvflow.trace.importers.hashes import HashImporter
 from kvflow.trace.importers.marble import MarbleImporter
 from kvflow.trace.importers.metagpt import MetaGPTImporter
 from kvflow.trace.importers.prompts import PromptImporter
+from kvflow.trace.importers.recording import RecordingImporter
 from kvflow.trace.importers.sessions import SessionImporter
 from kvflow.trace.importers.weka import WekaImporter
 from kvflow.trace.io import BadRow, OnBadRow, numbered_rows, open_text, read_header, read_trace, validation_problem
@@ -38,6 +39,7 @@ _IMPORTERS: tuple[type[Importer], ...] = (
     BFCLImporter,
     WekaImporter,
     HashImporter,
+    RecordingImporter,
 )
 FORMATS: dict[str, type[Importer]] = {importer.format: importer for importer in _IMPORTERS}
 """Importers by the name of their format. Detection asks them in this order."""
@@ -110,13 +112,23 @@ def _detected(path: Path, sample: list[Json]) -> type[Importer]:
 
 def _events(importer: Importer, path: Path, on_bad_row: OnBadRow) -> Iterator[Event]:
     with open_text(path) as file:
-        for number, line in numbered_rows(path, file):
+        rows = numbered_rows(path, file)
+        number = 0
+        while True:
             try:
+                number, line = next(rows)
                 events = importer.events(line)
+            except StopIteration:
+                break
+            except TraceError as error:  # the file breaks off; what came before is good
+                on_bad_row(BadRow(str(path), number + 1, str(error)))
+                break
             except ValidationError as error:
                 on_bad_row(BadRow(str(path), number, validation_problem(error)))
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 on_bad_row(BadRow(str(path), number, str(error)))
+            except Exception as error:  # nothing that a foreign row holds may cost the rows after it
+                on_bad_row(BadRow(str(path), number, f"{type(error).__name__}: {error}"))
             else:
                 yield from events
     yield from importer.rest()

@@ -19,7 +19,7 @@ def _items(value: Any) -> Any:
     return () if value is None else value
 
 
-Index = Annotated[int, Field(ge=0)]
+Index = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class AskedTool(Row):

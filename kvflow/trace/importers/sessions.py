@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from kvflow.trace.importers.base import Importer, Json, clipped
+from kvflow.trace.importers.base import Importer, Json, clipped, since
 from kvflow.trace.importers.conversation import Conversation, Part, text_part
 from kvflow.trace.importers.fixed import FixedPrompts
 from kvflow.trace.importers.sessionrow import Call, Session, framework
@@ -97,7 +97,10 @@ class _Thread:
         events: list[Timed] = []
         for (number, call), following in zip(self._calls, [*self._calls[1:], None], strict=True):
             events += self._history(call)
-            events.append(self._ask(f"c{number}", call, following[1] if following else None))
+            if self._conversation.asked or self._conversation.new_tokens or call.in_tok:
+                events.append(self._ask(f"c{number}", call, following[1] if following else None))
+            else:  # nothing was asked and nothing counted: a text from a file, not an answer
+                self._answers.discard(call.out)
             events += self._tool_runs.after(number, self._agent, self._name)
             ends = [each for each in (call.t_end, self._tool_runs.end_s(number)) if each is not None]
             self._free_s = max(ends, default=None)
@@ -144,7 +147,7 @@ class _Thread:
         ]
         last = done[-1]
         if last.summary is not None and last.summary_offset is not None:
-            parts.insert(last.summary_offset, text_part(("summary", self._condensed), last.summary))
+            parts.insert(min(last.summary_offset, len(parts)), text_part(("summary", self._condensed), last.summary))
         self._conversation.replace(parts)
         if not self._last[0]:
             return []
@@ -164,7 +167,6 @@ class _Thread:
         tokens = self._session.answer_tokens(call, following, [self._session.messages[i] for i in between])
         message = self._session.messages[call.out]
         started_s = call.t_start
-        waited_s = None if started_s is None or self._free_s is None else max(0.0, started_s - self._free_s)
         event = LLMCall(
             workflow=self._workflow,
             thread=self._name,
@@ -172,10 +174,10 @@ class _Thread:
             agent=self._agent,
             call=name,
             prompt=prompt,
-            output=self._conversation.answer(call.out, message.text, tokens),
+            output=self._conversation.answer(text_part(call.out, message.text, tokens)),
             output_tokens=tokens,
             fixed_tokens=None if self._fixed_tokens is None else min(self._fixed_tokens, prompt.tokens),
-            delay_s=waited_s,
+            delay_s=since(self._free_s, started_s),
             llm_s=clipped(call.llm_seconds),
         )
         return Timed(started_s, event)

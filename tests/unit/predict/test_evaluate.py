@@ -100,6 +100,8 @@ def test_the_next_use_of_a_coder(chance):
     assert tools.covered == pytest.approx(0.85, abs=0.07)
     assert tools.below_median == pytest.approx(0.5, abs=0.07)
     assert (tools.auc[2.0] or 0) > 0.9
+    assert evaluation.uses["all"].forecasts == tools.forecasts + pauses.forecasts == evaluation.llm_calls
+    assert (evaluation.uses["all"].auc[60.0] or 0) > 0.95  # used soon, or never
 
 
 def test_several_agents(chance):

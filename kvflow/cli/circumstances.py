@@ -1,0 +1,71 @@
+"""Where, when and with what a result was made."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def circumstances() -> dict[str, Any]:
+    """Time, command, git state, machine and versions; what is not installed has no version.
+
+    Absolute paths of the command are cut to their last part.
+    """
+    return {
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join([_program(Path(sys.argv[0])), *map(_without_folders, sys.argv[1:])]),
+        "git": _git(),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        },
+        "versions": _versions("kvflow", "sglang", "torch") | {"python": platform.python_version()},
+    }
+
+
+def _program(path: Path) -> str:
+    return f"python bench/{path.name}" if path.resolve().parent.name == "bench" else "kvflow"
+
+
+def _without_folders(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    return option + equals + (Path(value).name if value.startswith("/") else value)
+
+
+def _versions(*names: str) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git() -> dict[str, Any]:
+    def run(*command: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(command, capture_output=True, text=True, cwd=here, check=True).stdout.strip()
+
+    try:
+        return {"commit": run("git", "rev-parse", "HEAD"), "dirty": bool(run("git", "status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()

@@ -1,0 +1,105 @@
+"""How far predictions are trusted here: the engine's guard, fed with what SGLang's requests find and leave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvflow import config
+from kvflow.engine import Coordinator, Guard, GuardSettings, Regret, Tier
+from kvflow.engine.guard import MemoryView
+
+logger = logging.getLogger(__name__)
+
+UNGUARDED = frozenset({"lru", "lfu", "slru", "tlru"})
+"""Orders that follow no prediction, so that there is nothing to distrust."""
+
+
+class Trust:
+    """Guards whichever order is in use, as long as it follows predictions.
+
+    Decides by what every rank sees alike.
+
+    Args:
+        coordinator: its order is guarded, and what its requests save measures the damage.
+        unit_tokens: tokens per digest.
+    """
+
+    def __init__(self, settings: config.Guard, coordinator: Coordinator, unit_tokens: int) -> None:
+        self._settings = settings
+        self._coordinator = coordinator
+        self._unit_tokens = unit_tokens
+        self._guard: Guard | None = None
+        self.restart()
+
+    @property
+    def share(self) -> float:
+        """Share of the cached tokens, oldest first, among which predictions choose."""
+        return self._guard.share if self._guard is not None else 1.0
+
+    @property
+    def regret(self) -> Regret:
+        """What predictions have cost and gained against LRU."""
+        return self._guard.regret if self._guard is not None else Regret()
+
+    def restart(self) -> None:
+        """Trust the order that is in use now, whatever another one has done."""
+        self._policy = self._coordinator.policy
+        if not self._settings.enabled or self._policy in UNGUARDED:
+            self._guard = None
+        elif self._guard is None:
+            patience = GuardSettings(budget=self._settings.budget, tolerance=self._settings.tolerance)
+            self._guard = Guard(self._coordinator.costs, self._unit_tokens, patience)
+        else:
+            self._guard.restart()
+
+    def started(self, rid: str, digests: Sequence[int], hits: Mapping[Tier, int], memory: MemoryView) -> None:
+        """A request has been given its memory; ``hits`` are the tokens it found per tier."""
+        if self._policy != self._coordinator.policy:
+            self.restart()
+        guard = self._guard
+        if guard is None:
+            return
+        trusted = guard.active
+        elsewhere = hits[Tier.HOST] + hits[Tier.STORAGE]
+        guard.started(rid, digests, device_hit=hits[Tier.DEVICE], host_hit=elsewhere, memory=memory)
+        if guard.active != trusted:
+            self._tell(guard)
+
+    def ended(self, rid: str, digests: Sequence[int], memory: MemoryView) -> None:
+        """A request has given its memory back; ``digests`` are those of what it leaves in the cache."""
+        if self._guard is not None:
+            self._guard.ended(rid, digests, memory=memory)
+
+    def clear(self) -> None:
+        """The cache has been flushed."""
+        if self._guard is not None:
+            self._guard.clear()
+
+    def reset_regret(self) -> None:
+        """Count from zero."""
+        if self._guard is not None:
+            self._guard.regret = Regret()
+
+    def as_dict(self) -> dict[str, Any]:
+        """State for reports."""
+        return {
+            "guarded": self._guard is not None,
+            "active": self._guard is None or self._guard.active,
+            "share": self.share,
+            **asdict(self.regret),
+        }
+
+    def _tell(self, guard: Guard) -> None:
+        regret = guard.regret
+        if guard.active:
+            logger.info("kvflow: %s is tried again, on the oldest %.0f %% of the cache", self._policy, 100 * guard.share)
+            return
+        logger.warning(
+            "kvflow: %s does worse than LRU (lost %.2f s, gained %.2f s so far): evicting by recency for a while",
+            self._policy,
+            regret.lost_s,
+            regret.gained_s,
+        )
