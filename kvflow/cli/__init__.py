@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvflow.cli import config, demo, doctor, graph, predict, serve, trace
+from kvflow.cli import config, demo, doctor, graph, predict, serve, simulate, trace
 
 app = typer.Typer(
     name="kvflow",
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command()(doctor.doctor)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 app.command()(demo.demo)
+app.command()(simulate.simulate)
 app.command()(config.config)
 app.add_typer(graph.app, name="graph")
 app.add_typer(predict.app, name="predict")

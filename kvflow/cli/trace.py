@@ -48,7 +48,7 @@ def convert(
     except TraceError as error:
         raise typer.BadParameter(str(error)) from None
     _show_bad_rows(bad)
-    if not counts["workflow_start"]:
+    if not counts["llm_call"]:
         raise _failure(f"nothing in {source} could be used")
     typer.echo(f"{out}: {_summary(counts)}; {len(bad)} rows could not be used")
 
@@ -140,13 +140,13 @@ def record(
         counts = _write(out, header, events)
     _show_bad_rows(bad)
     if not counts["llm_call"]:
-        raise _failure("the program made no LLM call that kvflow's client saw; see kvflow.instrument")
+        raise _failure("the program made no LLM call that kvflow's client saw; see kvflow.instrument", code or 1)
     typer.echo(f"{out}: {_summary(counts)}", err=True)
     raise typer.Exit(code)
 
 
 def _write(out: Path, header: TraceHeader, events: Iterable[Event]) -> Counter[str]:
-    """Write a trace under its name once it is complete; one without workflows is not kept."""
+    """Write a trace under its name once it is complete; one without LLM calls is not kept."""
     from kvflow.trace import write_trace
 
     counts: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def _write(out: Path, header: TraceHeader, events: Iterable[Event]) -> Counter[s
     part = out.with_name(f".{os.getpid()}.{out.name}")
     try:
         write_trace(part, header, counted())
-        if counts["workflow_start"]:
+        if counts["llm_call"]:
             part.replace(out)
     except OSError as error:
         raise TraceError(f"cannot write {out}: {error.strerror}") from None
@@ -182,9 +182,9 @@ def _show_bad_rows(bad: list[BadRow]) -> None:
         typer.echo(f"... and {len(bad) - SHOWN_BAD_ROWS} more rows that could not be used", err=True)
 
 
-def _failure(problem: str) -> typer.Exit:
+def _failure(problem: str, code: int = 1) -> typer.Exit:
     Console(stderr=True).print(f"[red]error[/red] {escape(problem)}", highlight=False)
-    return typer.Exit(1)
+    return typer.Exit(code)
 
 
 def _overview(found: dict[str, TraceStats]) -> Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -17,11 +18,13 @@ from kvflow.client.server import GraphDeclaration
 from kvflow.client.tool_call import ToolCall
 from kvflow.client.wrapping import wrap
 from kvflow.hints import StepFact, ToolFact
+from kvflow.hints.models import MAX_NAME
 
 if TYPE_CHECKING:
     from kvflow.graph import AgentStepGraph
 
 F = TypeVar("F", bound=Callable[..., Any])
+Verb = str | Callable[..., str | None] | None
 
 
 def workflow(
@@ -109,7 +112,7 @@ def agent(
             fixed_prompt_tokens=fixed_prompt_tokens,
             tools=list(options.tools),
         )
-        return wrap(fn, lambda: Step(options))
+        return wrap(fn, lambda *args, **kwargs: Step(options))
 
     return (lambda fn: decorate(fn, name)) if name is None or isinstance(name, str) else decorate(name)
 
@@ -117,8 +120,8 @@ def agent(
 @overload
 def tool(name: F, /) -> F: ...
 @overload
-def tool(name: str | None = None, /, *, expected_s: float | None = None) -> Callable[[F], F]: ...
-def tool(name: Any = None, /, *, expected_s: float | None = None) -> Any:
+def tool(name: str | None = None, /, *, expected_s: float | None = None, verb: Verb = None) -> Callable[[F], F]: ...
+def tool(name: Any = None, /, *, expected_s: float | None = None, verb: Verb = None) -> Any:
     """Report every call of a function as a tool call of the agent that runs: ``@tool`` or ``@tool("search", ...)``.
 
     Outside every workflow it does nothing.
@@ -126,6 +129,8 @@ def tool(name: Any = None, /, *, expected_s: float | None = None) -> Any:
     Args:
         name: the tool; the function's name by default.
         expected_s: how long a call usually takes, if you know.
+        verb: what the tool is told to do, if calls differ much in how long they take: a word, or a function that tells
+            it from the call's arguments (a method's without ``self``), such as ``lambda command: command.split()[0]``.
 
     Raises:
         ValueError: an option is out of range.
@@ -134,10 +139,22 @@ def tool(name: Any = None, /, *, expected_s: float | None = None) -> Any:
 
     def decorate(fn: F, name: str | None = None) -> F:
         tool_name = name or _name_of(fn)
-        ToolFact(workflow_id="-", agent="-", tool=tool_name, event="start", expected_s=expected_s)
-        return wrap(fn, lambda: ToolCall(tool_name, expected_s))
+        word = verb if isinstance(verb, str) else None
+        ToolFact(workflow_id="-", agent="-", tool=tool_name, event="start", expected_s=expected_s, verb=word)
+        return wrap(fn, lambda *args, **kwargs: ToolCall(tool_name, expected_s, partial(_word, verb, args, kwargs)))
 
     return (lambda fn: decorate(fn, name)) if name is None or isinstance(name, str) else decorate(name)
+
+
+def _word(verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    if verb is None or isinstance(verb, str):
+        return verb
+    try:
+        word = verb(*args, **kwargs)
+        return str(word)[:MAX_NAME] or None if word is not None else None
+    except Exception:
+        degraded("the verb of a tool call could not be told")
+        return None
 
 
 def _step_options(

@@ -79,13 +79,14 @@ def workflow_ended(workflow: Workflow) -> None:
 
 
 @_if_recording
-def tool_noted(event: str, context: StepContext, tool: str, call: str) -> None:
+def tool_noted(event: str, context: StepContext, tool: str, call: str, verb: str | None = None) -> None:
     """Note that a tool call starts or ends.
 
     Args:
         event: ``start`` or ``end``.
+        verb: what the tool is told to do.
     """
-    _write(f"tool_{event}", context, tool=tool, call=call)
+    _write(f"tool_{event}", context, tool=tool, call=call, verb=verb)
 
 
 @_if_recording

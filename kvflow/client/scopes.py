@@ -184,7 +184,7 @@ class Workflow(Scope["Workflow"]):
 
     def __call__(self, fn: F) -> F:
         """Run every call of a function in a workflow of its own."""
-        return wrap(fn, lambda: Workflow(self.options))
+        return wrap(fn, lambda *args, **kwargs: Workflow(self.options))
 
     def start(self) -> Step:
         """Begin the run; returns the step of what runs outside every agent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -13,19 +14,27 @@ from kvflow.hints import tool_action
 
 
 class ToolCall(Scope[None]):
-    """One call of a tool by the agent that runs; outside every workflow it is nothing."""
+    """One call of a tool by the agent that runs; outside every workflow it is nothing.
 
-    __slots__ = ("_expected_s", "_id", "_name", "_step")
+    Args:
+        name: the tool.
+        expected_s: how long the call takes, if that is known.
+        verb: tells what the tool is told to do.
+    """
 
-    def __init__(self, name: str, expected_s: float | None) -> None:
+    __slots__ = ("_expected_s", "_id", "_name", "_step", "_verb")
+
+    def __init__(self, name: str, expected_s: float | None, verb: Callable[[], str | None]) -> None:
         super().__init__()
         self._name = name
         self._expected_s = expected_s
+        self._verb = verb
         self._id = uuid4().hex
 
     def _begin(self) -> None:
         self._step = active_step()
-        self._tell("start", expected_s=self._expected_s)
+        if self._step is not None:
+            self._tell("start", expected_s=self._expected_s, verb=self._verb())
 
     def _end(self) -> None:
         self._tell("end")
@@ -34,7 +43,7 @@ class ToolCall(Scope[None]):
         if self._step is None or self._step.workflow.ended:
             return
         context = self._step.context
-        recorder.tool_noted(event, context, self._name, self._id)
+        recorder.tool_noted(event, context, self._name, self._id, fields.get("verb"))
         tell(
             tool_action,
             workflow_id=context.workflow_id,

@@ -18,7 +18,8 @@ import wrapt
 from kvflow.client.context import Frame
 
 F = TypeVar("F", bound=Callable[..., Any])
-OpenScope = Callable[[], AbstractContextManager[Any]]
+OpenScope = Callable[..., AbstractContextManager[Any]]
+"""Makes the context manager for one call, of the call's arguments (a method's without its instance)."""
 
 
 class ScopedFunction(wrapt.FunctionWrapper):  # type: ignore[misc,type-arg]
@@ -39,7 +40,7 @@ def wrap(fn: F, open_scope: OpenScope) -> F:
 
     Args:
         fn: function, method, classmethod, staticmethod or callable object; async or generator functions too.
-        open_scope: makes the context manager for one call.
+        open_scope: called with the call's arguments.
 
     Raises:
         TypeError: ``fn`` is a class, or cannot be called.
@@ -51,22 +52,22 @@ def wrap(fn: F, open_scope: OpenScope) -> F:
         target = type(target).__call__
 
     def call(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with open_scope():
+        with open_scope(*args, **kwargs):
             return wrapped(*args, **kwargs)
 
     async def call_async(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with open_scope():
+        with open_scope(*args, **kwargs):
             return await wrapped(*args, **kwargs)
 
     def generate(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return relay(open_scope, wrapped(*args, **kwargs))
+        return relay(lambda: open_scope(*args, **kwargs), wrapped(*args, **kwargs))
 
     def generate_async(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        return relay_async(open_scope, wrapped(*args, **kwargs))
+        return relay_async(lambda: open_scope(*args, **kwargs), wrapped(*args, **kwargs))
 
     wrapper: Callable[..., Any] = call
     if inspect.isasyncgenfunction(target):

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import NextUse
 from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Survival, continuum_ttl
+from kvflow.predict.endings import Endings
 from kvflow.predict.next_use import StepsAhead, Wait, next_use, still_alive
 
 _PAUSE = "pause"
+_RETURN = "return"
 _LEAST_PROBABILITY = 0.01
 _WAITED_WEIGHT = 0.05
 
@@ -21,16 +23,20 @@ class Forecaster:
     Attributes:
         tools: how long tools take, by tool and verb.
         pauses: how long an agent's context stays unused between requests when no tool runs, by workflow type and agent.
+        returns: how long it takes until an agent's context is used again, whatever happens in between.
         pace: how long agents' steps take.
-        survival: whether contexts are used again.
+        survival: whether contexts are used again, by how often they have been.
+        endings: the same, by the tool that was called last.
         queue_s: Continuum's T, the mean queueing delay of requests, as far as anyone has told.
         reload_s: mean time to bring back a context that was evicted.
     """
 
     tools: DurationModel = field(default_factory=DurationModel)
     pauses: DurationModel = field(default_factory=DurationModel)
+    returns: DurationModel = field(default_factory=DurationModel)
     pace: Pace = field(default_factory=Pace)
     survival: Survival = field(default_factory=Survival)
+    endings: Endings = field(default_factory=Endings)
     queue_s: float = 0.0
     reload_s: float = 0.0
 
@@ -41,17 +47,21 @@ class Forecaster:
 
     def ttl_s(self, workflow: Workflow, wait: ToolWait) -> float:
         """How long Continuum would keep a context for a tool call."""
-        durations = self.tools.of(wait.tool, wait.verb)
+        durations = self._durations(workflow, wait)
         eta = self.survival.eta(workflow.workflow_type)
         return continuum_ttl(durations, queue_s=self.queue_s, eta=eta, reload_s=self.reload_s)
 
-    def tool_ended(self, wait: ToolWait, now_s: float) -> None:
+    def tool_ended(self, workflow: Workflow, wait: ToolWait, now_s: float) -> None:
         """Learn how long a tool call took."""
-        self.tools.observe(wait.tool, wait.verb, now_s - wait.started_s)
+        self.tools.observe(wait.tool, wait.verb, max(0.0, now_s - wait.started_s), workflow=workflow.workflow_id)
 
     def asked(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> None:
         """Learn how long a context was left alone, unless tools explain it."""
-        if context.answered_s is not None and not context.used_tools:
+        if context.turns:
+            self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=False)
+        if context.answered_s is not None:
+            self.returns.observe(_RETURN, _key(workflow, agent), max(0.0, now_s - context.answered_s))
+        if context.answered_s is not None and not context.last_tool:
             self.pauses.observe(_PAUSE, _key(workflow, agent), max(0.0, now_s - context.answered_s))
 
     def step_ended(self, workflow: Workflow, agent: str, seconds: float) -> None:
@@ -62,6 +72,8 @@ class Forecaster:
         """Learn how often the workflow's contexts were used."""
         for agent, context in workflow.contexts.items():
             self.survival.observe(workflow.workflow_type, agent, context.turns, ended=ended)
+            if ended:
+                self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=True)
         self.pace.forget(workflow.workflow_id)
 
     def claims(self, workflow: Workflow, steps: dict[str, float | None], now_s: float) -> tuple[ClaimPrediction, ...]:
@@ -75,9 +87,9 @@ class Forecaster:
         ahead = workflow.cursor.next_use if workflow.cursor is not None else {}
         pinned = {agent for agent, _ in workflow.pins}
         predictions = []
-        for agent in sorted(steps.keys() | pinned):
+        for agent in sorted(steps.keys() | pinned | workflow.contexts.keys()):
             count = steps.get(agent)
-            if count is None and agent not in pinned:
+            if count is None and agent not in pinned and not self._may_return(workflow, agent):
                 continue
             context = workflow.contexts.get(agent)
             if context is not None and context.in_flight:
@@ -100,7 +112,7 @@ class Forecaster:
         context = workflow.contexts.get(agent)
         later = ahead.probability if ahead is not None else 0.0
         if not steps and context is not None and context.turns:  # its step goes on: a tool, or the client, has the word
-            again = max(later, self.survival.again(workflow.workflow_type, agent, context.turns))
+            again = self._again(workflow, agent, context)
             waits = [wait for (owner, _), wait in workflow.waits.items() if owner == agent]
             probability, left_s = self._after(workflow, agent, context, waits, again, now_s)
             expected = [wait.started_s + wait.expected_s for wait in waits if wait.expected_s is not None]
@@ -108,6 +120,8 @@ class Forecaster:
             if expected and len(expected) == len(waits) and max(expected) > now_s:
                 due_s = max(expected)
             return probability, round(due_s, 2)
+        if context is not None and context.turns and not workflow.declared:
+            return self._return(workflow, agent, context, now_s)
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             # only the graph's earliest step is known, or nothing at all
             return (1.0 if steps is not None else later), now_s + (steps or 0.0) * self._step_s(workflow, agent)
@@ -135,18 +149,38 @@ class Forecaster:
     ) -> tuple[float, float]:
         """Probability and mean time of the next use after all tools under way, or else after a pause."""
         if len(waits) > 1:
-            tools = [Wait(durations=self._durations(wait), elapsed_s=now_s - wait.started_s) for wait in waits]
+            elapsed = [max(0.0, now_s - wait.started_s) for wait in waits]
+            tools = [
+                Wait(durations=self._durations(workflow, wait), elapsed_s=seconds)
+                for wait, seconds in zip(waits, elapsed, strict=True)
+            ]
             forecast = next_use(again=again, tools=tools)
             return forecast.probability, forecast.mean_s
         if waits:
-            durations, elapsed_s = self._durations(waits[0]), now_s - waits[0].started_s
+            durations, elapsed_s = self._durations(workflow, waits[0]), max(0.0, now_s - waits[0].started_s)
         else:
             durations = self.pauses.of(_PAUSE, _key(workflow, agent))
             elapsed_s = max(0.0, now_s - (context.answered_s or now_s))
         return still_alive(again, durations.longer_than(elapsed_s)), durations.residual_s(elapsed_s)
 
-    def _durations(self, wait: ToolWait) -> Durations:
-        return self.tools.of(wait.tool, wait.verb)
+    def _may_return(self, workflow: Workflow, agent: str) -> bool:
+        """Whether an agent of which nobody knows when it runs may run again: a declared graph knows."""
+        return not workflow.declared and agent in workflow.contexts
+
+    def _return(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> tuple[float, float]:
+        """Forecast from experience alone: an undeclared graph says less than how such agents have returned so far."""
+        returns = self.returns.of(_RETURN, _key(workflow, agent))
+        elapsed_s = max(0.0, now_s - (context.answered_s or now_s))
+        alive = still_alive(self._again(workflow, agent, context), returns.longer_than(elapsed_s))
+        return alive, round(now_s + returns.residual_s(elapsed_s), 2)
+
+    def _again(self, workflow: Workflow, agent: str, context: Context) -> float:
+        """Probability that a context is used at least once more."""
+        before = self.survival.again(workflow.workflow_type, agent, context.turns)
+        return self.endings.again(workflow.workflow_type, agent, context.last_tool, before)
+
+    def _durations(self, workflow: Workflow, wait: ToolWait) -> Durations:
+        return self.tools.of(wait.tool, wait.verb, workflow=workflow.workflow_id)
 
     def _step_s(self, workflow: Workflow, agent: str) -> float:
         return self.pace.step_s(workflow.workflow_id, workflow.workflow_type, agent)

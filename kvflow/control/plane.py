@@ -102,7 +102,7 @@ class ControlPlane:
         now_s = self._clock()
         context.in_flight -= 1
         context.answered_s = now_s
-        context.used_tools = False
+        context.last_tool = ""
         workflow.last_seen_s = now_s
         intake = Intake()
         self._predict(workflow, intake)
@@ -216,7 +216,7 @@ class ControlPlane:
         wait = ToolWait(tool=fact.tool, verb=fact.verb, started_s=now_s, expected_s=fact.expected_s)
         workflow.waits[key] = wait
         if fact.agent in workflow.contexts:
-            workflow.contexts[fact.agent].used_tools = True
+            workflow.contexts[fact.agent].last_tool = fact.tool
         wanted_s = fact.expected_s
         if wanted_s is None:
             wanted_s = self.forecaster.ttl_s(workflow, wait) if pin.ttl == "learned" else pin.default_ttl_s
@@ -233,7 +233,7 @@ class ControlPlane:
         workflow.pins.pop(key, None)
         if wait is None:
             return Status.MISSING, "no such tool call is under way (any more)"
-        self.forecaster.tool_ended(wait, self._clock())
+        self.forecaster.tool_ended(workflow, wait, self._clock())
         self._predict(workflow, intake)
         return Status.ACCEPTED, ""
 
@@ -291,6 +291,7 @@ class ControlPlane:
         known = self.graphs.find(workflow.workflow_type)
         if known is not None:
             workflow.follow(known.graph)
+            workflow.declared = known.declared
         now_s = self._clock()
         steps = workflow.steps(self._settings.eviction.prediction)
         update = WorkflowUpdate(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvflow.graph import END, START, AgentStepGraph, Cursor
-from kvflow.predict import WorkflowUpdate
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class Context:
         in_flight: those that have not been answered.
         since_s: arrival of the first of these.
         answered_s: when the last one was answered; None before the first.
-        used_tools: tools have run since.
+        last_tool: the tool that was called since, the latest of them; empty if none was.
     """
 
     turns: int = 0
     in_flight: int = 0
     since_s: float = 0.0
     answered_s: float | None = None
-    used_tools: bool = False
+    last_tool: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +56,7 @@ class Workflow:
         revisit_s: when its predictions are to be made again although nothing has happened.
         pins: deadline in clock seconds of every tool call the workflow waits for, by (agent, call).
         cursor: follows the run through its graph; None while the type's graph is unknown.
+        declared: somebody declared that graph; else it was learned.
         agents: steps taken per agent.
         latest: (agent, step id) that started last.
     """
@@ -66,6 +67,7 @@ class Workflow:
     parent_id: str | None = None
     tenant: str | None = None
     cursor: Cursor | None = None
+    declared: bool = False
     agents: dict[str, int] = field(default_factory=dict)
     latest: tuple[str, str] | None = None
     pins: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -129,6 +131,7 @@ class Workflow:
             "running": sorted(self._running()),
             "steps_taken": dict(sorted(self.agents.items())),
             "steps_to_execution": {c.agent: c.steps for c in update.claims} if update else {},
+            "next_use": {c.agent: _next_use(c, now_s) for c in update.claims} if update else {},
             "pins": [
                 {"agent": agent, "call": call, "expires_in_s": round(deadline_s - now_s, 3)}
                 for (agent, call), deadline_s in sorted(self.pins.items())
@@ -157,3 +160,10 @@ class Workflow:
             steps = {agent: None if count is None else float(count) for agent, count in self.cursor.steps.items()}
         steps.pop(END, None)
         return steps | dict.fromkeys(self._running(), 0.0)
+
+
+def _next_use(claim: ClaimPrediction, now_s: float) -> dict[str, Any]:
+    """When a context is used next, as last predicted; now, if a request uses it or waits to."""
+    asked = claim.since_s is not None
+    in_s = 0.0 if asked else None if claim.due_s is None else round(max(0.0, claim.due_s - now_s), 3)
+    return {"probability": round(claim.probability, 3), "in_s": in_s, "asked": asked}

@@ -72,6 +72,11 @@ class Role:
         """Whether tails of this agent are worth keeping once its step is over: yes, until most proved not to be."""
         return self.tails_wasted < _MIN_WASTED or 4 * self.tails_reused >= self.tails_wasted
 
+    @property
+    def tail_share(self) -> float:
+        """Share of this agent's tails that a later prompt extended, two such tails being imagined."""
+        return (self.tails_reused + 2) / (self.tails_reused + self.tails_wasted + 2)
+
     def settle_tail(self, *, reused: bool) -> None:
         """Add to the experience with this agent's tails; older experience fades."""
         if self.tails_reused + self.tails_wasted >= _TAIL_MEMORY:
@@ -91,7 +96,7 @@ class Role:
             self._version = clock.version
             self._steps = self.steps
             self._rate_hz = sum(claim.rate_hz(clock) for claim in self.claims)
-            self._next_s = min((claim.next_s(clock) for claim in self.claims if claim.probability), default=None)
+            self._next_s = min((claim.next_s(clock) for claim in self.claims if claim.expected), default=None)
         return self._steps, self._rate_hz, self._next_s
 
 
@@ -127,9 +132,14 @@ class Claim:
         """Whether the dynamic tail is worth keeping: while the step runs, later only if experience says so."""
         return not self.retired and (self.steps == 0 or self.role.reuses_tails)
 
+    @property
+    def expected(self) -> bool:
+        """Whether a next use is expected."""
+        return not self.retired and self.probability > 0 and (self.steps is not None or self.due_s is not None)
+
     def next_s(self, clock: Clock) -> float:
         """Seconds until the context is used again, the wait for its turn included."""
-        if self.since_s is not None:
+        if self.since_s is not None:  # by arrival, as the queue is
             return clock.until(self.since_s + clock.queue_s)
         if self.due_s is not None:
             return clock.until(self.due_s + clock.queue_s)
@@ -137,9 +147,7 @@ class Claim:
 
     def rate_hz(self, clock: Clock) -> float:
         """Expected uses per second until then; 0 when none is expected."""
-        if self.retired or self.steps is None:
-            return 0.0
-        return self.probability / self.next_s(clock)
+        return self.probability / self.next_s(clock) if self.expected else 0.0
 
     def settle_tail(self, *, reused: bool) -> None:
         """Enter into experience whether the latest tail was extended by a later prompt."""
@@ -159,7 +167,7 @@ class Claim:
             return False
         self.steps, self.pinned, self.probability = steps, pinned, probability
         self.due_s, self.since_s = due_s, since_s
-        if steps is None:
+        if prediction is None:
             self.role.claims.pop(self, None)
         else:
             self.role.claims[self] = None

@@ -81,6 +81,8 @@ class Coordinator:
         self._policy: EvictionPolicy = make_policy(name, self.costs)
         self._uses_age = getattr(self._policy, "uses_age", False)
         self._uses_claims = getattr(self._policy, "uses_claims", True)
+        alike = getattr(self._policy, "unclaimed_alike", False)
+        self._unclaimed = self._policy.rank(Leaf(standing=UNKNOWN, tokens=1)) if alike else None
         self.claims.clock.version += 1
 
     def apply(self, update: WorkflowUpdate) -> None:
@@ -187,10 +189,10 @@ class Coordinator:
             leaves: all evictable leaves of the tier.
             share: prediction may choose among the oldest leaves that make up this share of their tokens.
 
-        Cost: O(leaves log leaves) if the share is below 1 or the policy looks at ages, else O(1).
+        Cost: O(leaves log leaves) if the share is between 0 and 1 or the policy looks at ages, else O(1).
         """
-        self._cutoff = math.inf
-        if share >= 1 and not self._uses_age:
+        self._cutoff = math.inf if share > 0 else -math.inf
+        if share <= 0 or (share >= 1 and not self._uses_age):
             return
         by_age = sorted(leaves, key=_last_access)
         if self._uses_age:
@@ -216,10 +218,8 @@ class Coordinator:
     def rank(self, node: Node) -> Rank:
         """Rank a node for eviction, lowest first. Cost: O(1) unless a prediction changed since the last call."""
         owners = node.owners
-        if owners is None:
-            return self._rank_leaf(node, UNKNOWN)
-        if not self._uses_claims:
-            return self._rank_leaf(node, UNKNOWN)
+        if owners is None or not self._uses_claims:
+            return self._unclaimed or self._rank_leaf(node, UNKNOWN)
         version = self.claims.clock.version
         if owners.rank_version != version:
             owners.rank = self._rank_leaf(node, owners.standing(self.claims.clock))

@@ -105,6 +105,11 @@ class Guard:
         """Whether prediction has a say at all."""
         return self.share > 0
 
+    @property
+    def running(self) -> int:
+        """Requests that have started and not ended."""
+        return len(self._running)
+
     def started(
         self, key: Hashable, digests: Sequence[int], *, device_hit: int, host_hit: int, memory: MemoryView
     ) -> None:

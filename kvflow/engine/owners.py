@@ -109,18 +109,17 @@ class Owners:
         for claim, is_fixed in self.claims.items():
             pinned |= claim.pinned
             context_tokens = max(context_tokens, claim.context_tokens)
-            if claim.steps is None or not (is_fixed or claim.keeps_tail):
+            if claim.steps is not None:
+                if is_fixed:
+                    fixed_steps = _least(fixed_steps, claim.steps)
+                elif claim.keeps_tail:
+                    tail_steps = _least(tail_steps, claim.steps)
+            if not claim.expected or (is_fixed and self._counted(claim)):
                 continue
-            if is_fixed:
-                fixed_steps = _least(fixed_steps, claim.steps)
-                if self._counted(claim):
-                    continue
-            else:
-                tail_steps = _least(tail_steps, claim.steps)
-            if claim.probability > 0:
-                rate_hz += claim.rate_hz(clock)
-                next_s = _least(next_s, claim.next_s(clock))
-                probability = max(probability, claim.probability)
+            share = 1.0 if is_fixed or claim.since_s is not None else claim.role.tail_share
+            rate_hz += claim.rate_hz(clock) * share
+            next_s = _least(next_s, claim.next_s(clock))
+            probability = max(probability, claim.probability * share)
         return Standing(
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,

@@ -19,7 +19,9 @@ MAX_ENVELOPE_BYTES = 64 * 1024
 """How large an envelope the client makes."""
 MAX_PAYLOAD_BYTES = 64 * 1024
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+MAX_NAME = 128
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 

@@ -180,7 +180,13 @@ SEAMS: tuple[Seam, ...] = (
         Feature.EVICTION,
         "Divides a node where the fixed prompt ends.",
     ),
-    _override("tree.reset", f"{_CACHE}.reset", ("self",), Feature.EVICTION, "A flush forgets what had been cached, and whose it was."),
+    _override(
+        "tree.reset",
+        f"{_CACHE}.reset",
+        ("self",),
+        Feature.EVICTION,
+        "A flush forgets what had been cached, and whose it was.",
+    ),
     _override(
         "tree.device_round",
         f"{_TREE}.evict_device_start",

@@ -10,8 +10,9 @@ from typing import Any
 from kvflow import config
 from kvflow.errors import ConfigError, UnsupportedEngineError
 from kvflow.patches import plugin, switch, versions
+from kvflow.patches.orders import require_servable
 from kvflow.patches.seams import Role
-from kvflow.policy import POLICIES, make_policy
+from kvflow.policy import ORACLES, POLICIES
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +27,10 @@ def declare(result: None, parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--kvflow-policy",
-        choices=list(POLICIES),
+        metavar="NAME",
         default=None,
-        help="Eviction order on the device and host tiers (default: steps).",
+        help="Eviction order on the device and host tiers (default: cost): "
+        f"{', '.join(name for name in POLICIES if name not in ORACLES)}, or one that another package brings.",
     )
     group.add_argument("--kvflow-config", metavar="FILE", default=None, help="YAML file with kvflow's settings.")
 
@@ -50,7 +52,7 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
     if args.kvflow_policy:
         os.environ["KVFLOW_EVICTION__POLICY"] = args.kvflow_policy
     settings = config.load()
-    make_policy(settings.eviction.policy)
+    require_servable(settings.eviction.policy)
     versions.require_supported()
     refuse_unsupported(server_args)
     os.environ[switch.ENABLE_VARIABLE] = "1"

@@ -24,7 +24,7 @@ from kvflow.predict import WorkflowUpdate
 
 logger = logging.getLogger(__name__)
 
-_EXPIRY_PERIOD_S = 0.25
+_TICK_S = 0.25
 _ANSWER_TIMEOUT_S = 10.0
 
 
@@ -34,11 +34,11 @@ class Admission:
 
     Attributes:
         envelope: its hints with the claim in place; None if they were malformed and we are lenient.
-        last_of: workflow that ends when this request has been answered.
+        step: the step it belongs to, if any.
     """
 
     envelope: dict[str, Any] | None = None
-    last_of: str | None = None
+    step: StepFact | None = None
 
 
 class _Question:
@@ -63,9 +63,11 @@ class Front:
         tokenizer_manager: SGLang's, which owns the socket to the schedulers.
     """
 
+    _clock = staticmethod(time.monotonic)
+
     def __init__(self, tokenizer_manager: Any) -> None:
         self.settings = config.load()
-        self.plane = ControlPlane(self.settings, time.monotonic)
+        self.plane = ControlPlane(self.settings, self._clock)
         self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
         self._timer: asyncio.Task[None] | None = None
@@ -97,17 +99,22 @@ class Front:
             logger.debug("request runs without its hints: %s", error)
             return Admission()
         self.plane.count(decoded.outcomes)
-        outcomes = self._take(decoded.facts)
+        outcomes = self._take(decoded.facts, with_request=True)
         step = _own_step(decoded.facts, outcomes)
-        if step is None:
-            return Admission(envelope=claim.attach(envelope, None))
-        # A named step says itself when it ends; one without a name ends with its request.
-        last_of = step.workflow_id if step.final and step.step_id is None else None
-        return Admission(envelope=claim.attach(envelope, self._claim(step)), last_of=last_of)
+        return Admission(envelope=claim.attach(envelope, step and self._claim(step)), step=step)
 
-    def answered(self, workflow_id: str) -> None:
-        """The last request of a workflow has been answered, or given up."""
-        self.send(self.plane.finish(workflow_id))
+    def answered(self, admission: Admission) -> None:
+        """A request has been answered, or given up; to be called once for each that was admitted."""
+        step = admission.step
+        if step is None:
+            return
+        try:
+            updates = self.plane.answered(step.workflow_id, step.agent)
+            if step.final and step.step_id is None:  # a named step says itself when it ends
+                updates += self.plane.finish(step.workflow_id)
+            self.send(updates)
+        except Exception:
+            note("taking answers")
 
     def events(self, envelope: Any) -> list[Outcome]:
         """Take facts that come without a request.
@@ -149,15 +156,19 @@ class Front:
             question.add(answer)
 
     def send(self, updates: list[WorkflowUpdate]) -> None:
-        """Send predictions to every rank of every replica, ahead of later requests."""
+        """Send predictions, and the time, to every rank of every replica, ahead of later requests."""
         if updates:
-            self._tokenizer_manager._dispatch_to_scheduler(KvflowUpdates(updates=[u.to_wire() for u in updates]))
+            self._tick(updates)
 
-    def _take(self, facts: tuple[DecodedFact, ...]) -> list[Outcome]:
-        intake = self.plane.take(facts)
+    def _tick(self, updates: list[WorkflowUpdate]) -> None:
+        message = KvflowUpdates(now_s=self._clock(), updates=[update.to_wire() for update in updates])
+        self._tokenizer_manager._dispatch_to_scheduler(message)
+
+    def _take(self, facts: tuple[DecodedFact, ...], *, with_request: bool = False) -> list[Outcome]:
+        intake = self.plane.take(facts, with_request=with_request)
         self.send(intake.updates)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().create_task(self._expire())
+            self._timer = asyncio.get_running_loop().create_task(self._keep_time())
         return intake.outcomes
 
     def _claim(self, step: StepFact) -> PromptClaim:
@@ -173,11 +184,14 @@ class Front:
             fixed_tokens=fixed_tokens,
         )
 
-    async def _expire(self) -> None:
+    async def _keep_time(self) -> None:
+        """Let things expire, and while there are workflows tell the schedulers the time."""
         while True:
-            await asyncio.sleep(_EXPIRY_PERIOD_S)
+            await asyncio.sleep(_TICK_S)
             try:
-                self.send(self.plane.expire())
+                updates = self.plane.expire()
+                if updates or len(self.plane):
+                    self._tick(updates)
             except Exception:
                 note("expiry")
 

@@ -21,6 +21,8 @@ from kvflow.patches.messages import KvflowAnswer
 from kvflow.patches.seams import Role
 
 PREFIX = "/kvflow/v1"
+STATES = frozenset({"guard_share", "guard_active", "queue_s"})
+"""What a replica reports that cannot be added up."""
 
 router = APIRouter(prefix=PREFIX)
 
@@ -69,7 +71,7 @@ async def stats(reset: bool = False) -> Any:
     for (action_type, state), count in sorted(front.plane.outcome_counts.items()):
         outcomes.setdefault(action_type, {})[state] = count
     return {
-        "total": add_up(replicas),
+        "total": add_up([{k: v for k, v in replica.items() if k not in STATES} for replica in replicas]),
         "replicas": replicas,
         "hints": {"outcomes": outcomes, "malformed": front.malformed},
         "live_workflows": len(front.plane),

@@ -37,18 +37,35 @@ def generate_contract(result: str | None, body: Any) -> str | None:
 
 
 def request(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-    """Take the facts of a request (hook around ``TokenizerManager.generate_request``, an async generator).
+    """Take the facts of a request (hook around ``TokenizerManager.generate_request``, an async generator)."""
+    if getattr(obj, "kv_hints", None) is None:
+        return original(self, obj, *args, **kwargs)
+    return _until_answered(lambda: original(self, obj, *args, **kwargs), Front.of(self), obj)
+
+
+async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Front, obj: Any) -> AsyncIterator[Any]:
+    """Take a request's facts as it starts, and pass its answers on until they end or nobody wants them any more.
+
+    All of it happens in here, so that a request whose answers are never asked for does not count as in flight.
 
     Raises:
         HintDecodeError: the hints are malformed and ``intake.strict`` is set.
     """
-    hints = getattr(obj, "kv_hints", None)
-    if hints is None:
-        return original(self, obj, *args, **kwargs)
-    front = Front.of(self)
     admissions: list[Admission] = []
     try:
-        admissions = [front.admit(hint) for hint in (hints if isinstance(hints, list) else [hints])]
+        _admit(front, obj, admissions)
+        async for answer in generate():
+            yield answer
+    finally:
+        for admission in admissions:
+            front.answered(admission)
+
+
+def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
+    hints = obj.kv_hints
+    try:
+        for hint in hints if isinstance(hints, list) else [hints]:
+            admissions.append(front.admit(hint))
         envelopes = [admission.envelope for admission in admissions]
         obj.kv_hints = envelopes if isinstance(hints, list) else envelopes[0]
     except HintDecodeError:
@@ -56,19 +73,6 @@ def request(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwa
     except Exception:
         note("taking hints")
         obj.kv_hints = None
-    answers = original(self, obj, *args, **kwargs)
-    ending = [admission.last_of for admission in admissions if admission.last_of is not None]
-    return _until_answered(answers, front, ending) if ending else answers
-
-
-async def _until_answered(answers: AsyncIterator[Any], front: Front, workflow_ids: list[str]) -> AsyncIterator[Any]:
-    """Pass answers on; when they end, or nobody wants them any more, so do these workflows."""
-    try:
-        async for answer in answers:
-            yield answer
-    finally:
-        for workflow_id in workflow_ids:
-            front.answered(workflow_id)
 
 
 def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:

@@ -9,8 +9,13 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 
 class KvflowUpdates(BaseReq, kw_only=True):
-    """Predictions for every rank, in order; never answered."""
+    """The time, and predictions for every rank, in order; never answered.
 
+    Attributes:
+        now_s: clock of the control plane, so that all ranks have the same.
+    """
+
+    now_s: float
     updates: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvflow.engine import Counters
+from kvflow.engine import Counters, Regret
+from kvflow.patches.trust import Trust
 
 
 class Exporter:
-    """Publishes counters of one rank.
+    """Publishes counters of one rank, and the state of its guard.
 
     prometheus_client chooses its multi-process mode when first imported, so it is imported here, in the scheduler
     process, after SGLang has set the directory.
@@ -19,7 +20,7 @@ class Exporter:
     """
 
     def __init__(self, labels: dict[str, Any]) -> None:
-        from prometheus_client import Counter
+        from prometheus_client import Counter, Gauge
 
         names = [*labels, "tier", "eviction_class"]
         self._labels = labels
@@ -36,13 +37,27 @@ class Exporter:
                 ("load_back_tokens", "Tokens loaded from host to device."),
                 ("load_back_seconds", "Seconds host-to-device loads took."),
                 ("stall_seconds", "Seconds forward passes waited for loads."),
+                ("regret_lost_tokens", "Tokens computed that LRU would have had in the cache."),
+                ("regret_gained_tokens", "Tokens in the cache that LRU would have had to compute."),
+                ("regret_lost_seconds", "Seconds lost against LRU, loads included."),
+                ("regret_gained_seconds", "Seconds gained against LRU, loads included."),
+                ("guard_mistakes", "Times predictions were trusted less."),
+                ("guard_fallbacks", "Times the order was switched to LRU."),
+                ("guard_recoveries", "Times it was switched back."),
             )
         }
+        self._share = Gauge(
+            "kvflow_guard_share",
+            "Share of the cached tokens, oldest first, among which predictions choose.",
+            labelnames=list(labels),
+            multiprocess_mode="mostrecent",
+        )
         self._published: dict[tuple[str, str, str], float] = {}
 
-    def publish(self, counters: Counters) -> None:
+    def publish(self, counters: Counters, trust: Trust) -> None:
         """Add what has happened since the last call."""
-        for name, tier, cls, value in _flatten(counters):
+        self._share.labels(**self._labels).set(trust.share)
+        for name, tier, cls, value in (*_flatten(counters), *_flatten_regret(trust.regret)):
             key = (name, tier, cls)
             delta = value - self._published.get(key, 0)
             if delta:
@@ -68,3 +83,13 @@ def _flatten(counters: Counters) -> Iterator[tuple[str, str, str, float]]:
     yield "load_back_tokens", "", "", counters.load_back_tokens
     yield "load_back_seconds", "", "", counters.load_back_s
     yield "stall_seconds", "", "", counters.stall_s
+
+
+def _flatten_regret(regret: Regret) -> Iterator[tuple[str, str, str, float]]:
+    yield "regret_lost_tokens", "", "", regret.lost_tokens
+    yield "regret_gained_tokens", "", "", regret.gained_tokens
+    yield "regret_lost_seconds", "", "", regret.lost_s
+    yield "regret_gained_seconds", "", "", regret.gained_s
+    yield "guard_mistakes", "", "", regret.mistakes
+    yield "guard_fallbacks", "", "", regret.fallbacks
+    yield "guard_recoveries", "", "", regret.recoveries

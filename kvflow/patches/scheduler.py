@@ -11,6 +11,7 @@ from sglang.utils import TypeBasedDispatcher
 from kvflow.patches import switch
 from kvflow.patches.guard import degraded, note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
+from kvflow.patches.orders import require_servable
 from kvflow.patches.residency import residency
 from kvflow.patches.seams import Role
 from kvflow.patches.tree import KvflowRadixCache
@@ -28,9 +29,10 @@ def dispatch(result: None, self: Any) -> None:
 
 
 def take_updates(cache: Any, message: KvflowUpdates) -> None:
-    """Apply predictions. A broken one is logged and skipped: hints may slow things, never break them."""
+    """Take over the time, then predictions. A broken one is logged and skipped: hints never break anything."""
     if not isinstance(cache, KvflowRadixCache):
         return
+    cache.coordinator.tick(message.now_s)
     for update in message.updates:
         try:
             cache.coordinator.apply(WorkflowUpdate.from_wire(update))
@@ -54,6 +56,9 @@ def _status(cache: Any) -> dict[str, Any]:
     active = isinstance(cache, KvflowRadixCache)
     return {
         "policy": cache.coordinator.policy if active else None,
+        "guard": cache.trust.as_dict() if active else None,
+        "now_s": cache.coordinator.claims.clock.now_s if active else None,
+        "queue_s": cache.coordinator.claims.clock.queue_s if active else None,
         "cache": type(cache).__name__,
         "tree_core": type(getattr(cache, "tree_core", None)).__name__,
         "degraded": dict(degraded),
@@ -65,13 +70,19 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     cache.publish()
     data = asdict(cache.accounting.counters)
     data["live_workflows"] = len(cache.coordinator.claims)
+    data["regret"] = asdict(cache.trust.regret)
+    data["guard_share"] = cache.trust.share
+    data["guard_active"] = cache.trust.active
+    data["queue_s"] = cache.coordinator.claims.clock.queue_s
     if reset:
         cache.restart_counters()
     return data
 
 
 def _set_policy(cache: KvflowRadixCache, policy: str) -> dict[str, Any]:
+    require_servable(policy)
     cache.coordinator.set_policy(policy)
+    cache.trust.restart()
     return {"policy": cache.coordinator.policy}
 
 

@@ -40,6 +40,11 @@ class Trust:
         return self._guard.share if self._guard is not None else 1.0
 
     @property
+    def active(self) -> bool:
+        """Whether predictions have a say at all."""
+        return self._guard is None or self._guard.active
+
+    @property
     def regret(self) -> Regret:
         """What predictions have cost and gained against LRU."""
         return self._guard.regret if self._guard is not None else Regret()
@@ -84,18 +89,21 @@ class Trust:
             self._guard.regret = Regret()
 
     def as_dict(self) -> dict[str, Any]:
-        """State for reports."""
+        """State for ``GET /kvflow/v1/status``."""
         return {
             "guarded": self._guard is not None,
-            "active": self._guard is None or self._guard.active,
+            "active": self.active,
             "share": self.share,
+            "running": self._guard.running if self._guard is not None else 0,
             **asdict(self.regret),
         }
 
     def _tell(self, guard: Guard) -> None:
         regret = guard.regret
         if guard.active:
-            logger.info("kvflow: %s is tried again, on the oldest %.0f %% of the cache", self._policy, 100 * guard.share)
+            logger.info(
+                "kvflow: %s is tried again, on the oldest %.0f %% of the cache", self._policy, 100 * guard.share
+            )
             return
         logger.warning(
             "kvflow: %s does worse than LRU (lost %.2f s, gained %.2f s so far): evicting by recency for a while",

@@ -20,6 +20,7 @@ class CostPolicy:
     """
 
     name = "cost"
+    unclaimed_alike = True
 
     def __init__(self, costs: ServingCosts | None = None) -> None:
         self._costs = costs or ServingCosts()
@@ -46,6 +47,7 @@ class BeladyPolicy:
     """
 
     name = "belady"
+    unclaimed_alike = True
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank by descending time to next use."""

@@ -10,6 +10,7 @@ class LRUPolicy:
 
     name = "lru"
     uses_claims = False
+    unclaimed_alike = True
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank every node alike, which leaves the decision to recency."""
@@ -49,6 +50,7 @@ class TLRUPolicy:
     """
 
     name = "tlru"
+    unclaimed_alike = True
 
     def __init__(self, threshold_tokens: int = 8192, next_prompt_tokens: int = 1024) -> None:
         self._threshold_tokens = threshold_tokens

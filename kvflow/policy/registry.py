@@ -25,7 +25,8 @@ class EvictionPolicy(Protocol):
         name: how it is asked for.
 
     A policy that looks at :attr:`Leaf.age` says so with ``uses_age = True``; one that looks at no claims can save
-    their addition with ``uses_claims = False``.
+    their addition with ``uses_claims = False``, and one that ranks all leaves without claims alike can save their
+    ranking with ``unclaimed_alike = True``.
     """
 
     name: str

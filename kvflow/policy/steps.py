@@ -15,6 +15,7 @@ class StepsPolicy:
     """
 
     name = "steps"
+    unclaimed_alike = True
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank by class, then by descending steps-to-execution."""

@@ -14,6 +14,7 @@ class TTLPolicy:
     """
 
     name = "ttl"
+    unclaimed_alike = True
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank pinned contexts above all others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kvflow.report.amounts import NOTHING
 from kvflow.report.result import Document, Record, present
@@ -12,12 +12,17 @@ from kvflow.report.verdict import INDISTINCT, Verdict
 
 
 class Interval(Record):
-    """A mean over seeds with its 95 % interval; no interval for a single seed."""
+    """A mean over seeds with its 95 % interval; no interval for a single seed. A number alone is a mean."""
 
     mean: float = 0.0
     low: float | None = None
     high: float | None = None
     n: int = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_is_mean(cls, data: Any) -> Any:
+        return {"mean": data} if isinstance(data, int | float) else data
 
     @property
     def half(self) -> float | None:
@@ -51,9 +56,9 @@ class PolicyRecord(Record):
     policy: str = "?"
     asked: bool = True
     oracle: bool = False
-    measures: Annotated[dict[str, Interval], BeforeValidator(present)] = {}
-    relative: Annotated[dict[str, Interval], BeforeValidator(present)] = {}
-    evicted_tokens: Annotated[dict[str, float], BeforeValidator(present)] = {}
+    measures: Annotated[dict[str, Interval], BeforeValidator(present)] = Field(default_factory=dict)
+    relative: Annotated[dict[str, Interval], BeforeValidator(present)] = Field(default_factory=dict)
+    evicted_tokens: Annotated[dict[str, float], BeforeValidator(present)] = Field(default_factory=dict)
     gap_closed: float | None = None
 
     def mean(self, measure: str) -> float | None:
@@ -108,8 +113,8 @@ class SetupRecord(Record):
 
     @property
     def device(self) -> str:
-        """The device's size in words."""
-        return amount(self.device_tokens, self.device_size)
+        """The device's size in tokens, and as it was asked for."""
+        return amount(self.device_tokens, self.device_size, unit="")
 
     def policy(self, name: str) -> PolicyRecord | None:
         """Return what a policy did here."""
@@ -120,7 +125,7 @@ class Simulation(Document):
     """A comparison of policies in simulation."""
 
     kind: str = "simulation"
-    profile: dict[str, Any] = {}
+    profile: dict[str, Any] = Field(default_factory=dict)
     traces: tuple[TraceFile, ...] = ()
     context_tokens: float = 0.0
     longest_request_tokens: int = 0
@@ -157,8 +162,8 @@ class Simulation(Document):
         return {load: sorted(own, key=lambda setup: setup.device_tokens) for load, own in groups.items()}
 
 
-def amount(tokens: int, size: str = "") -> str:
+def amount(tokens: int, size: str = "", unit: str = " tokens") -> str:
     """Write a size: ``400,000 tokens``, ``399,384 tokens (50%)``, or a dash for none."""
     if not tokens:
         return NOTHING
-    return f"{tokens:,} tokens" + (f" ({size})" if size.endswith("%") else "")
+    return f"{tokens:,}{unit}" + (f" ({size})" if size.endswith("%") else "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvflow.report.amounts import NBSP, NOTHING
 from kvflow.report.simulation_record import Interval, PolicyRecord, SetupRecord, Simulation
-from kvflow.report.verdict import Verdict
+from kvflow.report.verdict import INDISTINCT, Verdict
 
 MEASURES = (
     ("lost_s", "time lost", "s"),
@@ -16,29 +16,29 @@ MEASURES = (
     ("stalled_s", "stalled on loads", "s"),
     ("recomputed_tokens", "recomputed", "tokens"),
     ("reloaded_tokens", "loaded back", "tokens"),
-    ("ttft_p50_s", "time to first token, p50", "s"),
-    ("ttft_p95_s", "time to first token, p95", "s"),
-    ("ttft_p99_s", "time to first token, p99", "s"),
-    ("queue_mean_s", "queueing, mean", "s"),
-    ("queue_p95_s", "queueing, p95", "s"),
-    ("completion_mean_s", "completion, mean", "s"),
-    ("completion_p95_s", "completion, p95", "s"),
-    ("span_s", "until all were done", "s"),
+    ("ttft_p50_s", "TTFT p50", "s"),
+    ("ttft_p95_s", "TTFT p95", "s"),
+    ("ttft_p99_s", "TTFT p99", "s"),
+    ("queue_mean_s", "queueing mean", "s"),
+    ("queue_p95_s", "queueing p95", "s"),
+    ("completion_mean_s", "completion mean", "s"),
+    ("completion_p95_s", "completion p95", "s"),
+    ("span_s", "all done after", "s"),
 )
 GUARD = (
-    ("guard_share", "guard: share λ at the end", ""),
-    ("guard_mistakes", "guard: mistakes", ""),
-    ("guard_fallbacks", "guard: fallbacks", ""),
-    ("guard_recoveries", "guard: recoveries", ""),
-    ("guard_lost_s", "guard: lost against shadow LRU", "s"),
-    ("guard_gained_s", "guard: gained against shadow LRU", "s"),
+    ("guard_share", "guard share at end", ""),
+    ("guard_mistakes", "guard mistakes", ""),
+    ("guard_fallbacks", "guard fallbacks", ""),
+    ("guard_recoveries", "guard recoveries", ""),
+    ("guard_lost_s", "guard lost to LRU", "s"),
+    ("guard_gained_s", "guard won from LRU", "s"),
 )
 COUNTS = (
     ("retractions", "retractions", ""),
-    ("rejected", "rejected calls", ""),
+    ("rejected", "calls rejected", ""),
     ("calls", "calls", ""),
     ("wall_s", "real time", "s"),
-    ("calls_per_min", "simulated calls per minute", ""),
+    ("calls_per_min", "calls simulated/min", ""),
 )
 
 
@@ -64,7 +64,7 @@ def full_rows(setup: SetupRecord) -> tuple[Row, ...]:
     found = [_row(setup, *measure) for measure in MEASURES]
     found[1:1] = [
         Row("relative to LRU", "", tuple(relative_cell(policy) for policy in setup.policies)),
-        Row("gap to Belady closed", "", tuple(Cell(share(policy.gap_closed)) for policy in setup.policies)),
+        Row("gap closed", "", tuple(Cell(share(policy.gap_closed)) for policy in setup.policies)),
     ]
     places = sorted({place for policy in setup.policies for place in policy.evicted_tokens})
     found += [_evicted(setup, place) for place in places]
@@ -111,16 +111,19 @@ def share(value: float | None) -> str:
 
 
 def interval(found: Interval, decimals: int) -> str:
-    """Write a mean with half the width of its interval."""
-    half = "" if found.half is None else f"{NBSP}±{found.half:,.{decimals}f}"
+    """Write a mean with half the width of its interval, if it has one."""
+    half = "" if not found.half else f"{NBSP}±{found.half:,.{decimals}f}"
     return f"{found.mean:,.{decimals}f}{half}"
 
 
 def _row(setup: SetupRecord, measure: str, label: str, unit: str) -> Row:
     intervals = [policy.measures.get(measure) for policy in setup.policies]
     decimals = _decimals([abs(found.mean) for found in intervals if found is not None])
+    judged = any(measure in policy.relative for policy in setup.policies)
     cells = (
-        Cell(NOTHING) if found is None else Cell(interval(found, decimals), policy.verdict(measure))
+        Cell(NOTHING)
+        if found is None
+        else Cell(interval(found, decimals) if judged else f"{found.mean:,.{decimals}f}", policy.verdict(measure))
         for found, policy in zip(intervals, setup.policies, strict=True)
     )
     return Row(label, unit, tuple(cells))
@@ -129,7 +132,7 @@ def _row(setup: SetupRecord, measure: str, label: str, unit: str) -> Row:
 def _evicted(setup: SetupRecord, place: str) -> Row:
     tier, _, kind = place.partition("/")
     values = (policy.evicted_tokens.get(place) for policy in setup.policies)
-    return Row(f"evicted from {tier}: {kind}", "tokens", tuple(Cell(f"{value or 0:,.0f}") for value in values))
+    return Row(f"evicted {tier}/{kind}", "tokens", tuple(Cell(f"{value or 0:,.0f}") for value in values))
 
 
 def _decimals(values: list[float]) -> int:
@@ -148,10 +151,9 @@ def headline(result: Simulation) -> str:
     if len(found) == 1:
         return _one_server(name, found[0][1])
     count = {verdict: sum(record.verdict() is verdict for _, record in found) for verdict in Verdict}
-    undecided = count[Verdict.SAME] + count[Verdict.UNKNOWN]
     return (
         f"{name} lost less time than LRU on {count[Verdict.BETTER]} of {len(found)} simulated servers, "
-        f"more on {count[Verdict.WORSE]}, and about as much on {undecided}"
+        f"more on {count[Verdict.WORSE]}, with no clear difference on {count[Verdict.SAME] + count[Verdict.UNKNOWN]}"
     )
 
 
@@ -159,11 +161,13 @@ def _one_server(name: str, record: PolicyRecord) -> str:
     found = record.relative.get("lost_s")
     if found is None:
         return f"LRU lost no time, so there was nothing for {name} to gain"
+    change = f"{name} lost {abs(1 - found.mean):.0%} {'less' if found.mean < 1 else 'more'} time than LRU"
     if record.verdict() is Verdict.SAME:
-        return f"{name} lost about as much time as LRU: {interval(found, 2)} of it"
-    word = "less" if found.mean < 1 else "more"
+        if abs(1 - found.mean) <= INDISTINCT:
+            return f"{name} lost as much time as LRU, within 1 %"
+        return f"{change}, but over {found.n} seeds that may be chance ({interval(found, 2)} of LRU's)"
     worse = ", which is worse" if found.mean > 1 else ""
-    return f"{name} lost {abs(1 - found.mean):.0%} {word} time than LRU{worse}: {interval(found, 2)} of it"
+    return f"{change}{worse}: {interval(found, 2)} of it"
 
 
 def cautions(result: Simulation) -> tuple[str, ...]:
@@ -171,8 +175,9 @@ def cautions(result: Simulation) -> tuple[str, ...]:
     found = []
     rejected = [setup for setup in result.setups if setup.too_long]
     if rejected:
+        where = f"On {len(rejected)} of {len(result.setups)} servers the" if len(result.setups) > 1 else "The"
         found.append(
-            f"On {len(rejected)} of {len(result.setups)} servers the device is smaller than the longest request "
+            f"{where} device is smaller than the longest request "
             f"({result.longest_request_tokens:,} tokens): such calls are rejected, and cost nothing."
         )
     if result.seeds < 2:

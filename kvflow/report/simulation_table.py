@@ -12,7 +12,9 @@ from rich.text import Text
 
 from kvflow.report.simulation_record import PolicyRecord, SetupRecord, Simulation
 from kvflow.report.simulation_rows import BRIEF, Cell, brief_cells, full_rows
-from kvflow.report.terminal import STYLES
+from kvflow.report.verdict import Verdict
+
+_STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red"}
 
 
 def simulation_tables(result: Mapping[str, Any]) -> list[RenderableType]:
@@ -30,18 +32,19 @@ def simulation_tables(result: Mapping[str, Any]) -> list[RenderableType]:
 
 def _single(setup: SetupRecord) -> Table:
     grid = Table(box=SIMPLE, show_edge=False, caption=_caption(setup), caption_justify="left")
-    grid.add_column("")
+    grid.add_column("", no_wrap=True)
+    grid.add_column("", no_wrap=True)
     for policy in setup.policies:
         grid.add_column(_name(policy), justify="right")
     for row in full_rows(setup):
-        grid.add_row(f"{row.label} {row.unit}".rstrip(), *map(_text, row.cells))
+        grid.add_row(row.label, row.unit, *map(_text, row.cells))
     return grid
 
 
 def _several(record: Simulation) -> Iterator[RenderableType]:
     for load, setups in record.by_load().items():
         grid = Table(box=SIMPLE, show_edge=False, title=Text(load, style="bold"), title_justify="left")
-        grid.add_column("device")
+        grid.add_column("device tokens", no_wrap=True)
         grid.add_column("policy")
         for column in BRIEF:
             grid.add_column(column, justify="right")
@@ -52,7 +55,11 @@ def _several(record: Simulation) -> Iterator[RenderableType]:
         yield grid
         for setup in setups:
             if setup.gap_note:
-                yield Text(f"{setup.device}: {setup.gap_note}.", style="dim")
+                yield Text(f"device {setup.device}: no gap to close: {setup.gap_note}.", style="dim")
+            if rejected := max((policy.mean("rejected") or 0 for policy in setup.policies), default=0):
+                yield Text(
+                    f"device {setup.device}: {rejected:,.0f} calls rejected, longer than the device.", style="yellow"
+                )
 
 
 def _name(policy: PolicyRecord) -> Text:
@@ -60,7 +67,7 @@ def _name(policy: PolicyRecord) -> Text:
 
 
 def _text(cell: Cell) -> Text:
-    return Text(cell.text, style=STYLES[cell.verdict])
+    return Text(cell.text, style=_STYLES.get(cell.verdict, ""))
 
 
 def _caption(setup: SetupRecord) -> Text | None:

@@ -68,6 +68,11 @@ class Plan:
         asked = [name for name in dict.fromkeys(self.policies) if name not in (BASELINE, IDEAL)]
         return [BASELINE, *asked, IDEAL]
 
+    @property
+    def simulations(self) -> int:
+        """How many there are to run."""
+        return len(self.setups) * len(self.all_policies) * len(self.seeds)
+
     def settings(self, setup: Setup, policy: str, seed: int) -> SimSettings:
         """Settings of one simulation."""
         return SimSettings(
@@ -277,4 +282,3 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-

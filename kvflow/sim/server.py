@@ -223,7 +223,7 @@ class Server:
     def _tag(self, request: Request, node: Node) -> None:
         """Enter the request's claim, with a node boundary where its fixed prompt ends."""
         page = self._memory.page_tokens
-        fixed = (request.claim.fixed_tokens or 0) // page
+        fixed = min(request.claim.fixed_tokens or 0, request.prompt.tokens) // page
         path = _path(node)
         if 0 < fixed <= node.end and all(one.end != fixed for one in path):
             self._tree.match(request.whole, None, fixed)

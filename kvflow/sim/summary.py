@@ -73,18 +73,22 @@ def relative(values: Sequence[float], baseline: Sequence[float]) -> Estimate | N
     return Estimate(mean=1 + change.mean / mean, low=1 + change.low / mean, high=1 + change.high / mean, n=change.n)
 
 
-def gap_note(baseline_s: float, ideal_s: float) -> str:
-    """Say why there is no gap between LRU and Belady that a policy could close a share of; empty if there is one."""
-    if baseline_s <= 0:
+def gap_note(ideal: Estimate | None) -> str:
+    """Say why there is no gap between LRU and Belady that a policy could close a share of; empty if there is one.
+
+    Args:
+        ideal: Belady's lost time relative to LRU's; None if LRU loses none.
+    """
+    if ideal is None:
         return "LRU loses nothing here: all that is used again stays cached"
-    share = (baseline_s - ideal_s) / baseline_s
-    if share < -LEAST_GAP:
-        return (
-            f"Belady loses {-share:.1%} more than LRU here: it knows what programs do next, "
-            "not when the server will let them"
-        )
-    if share < LEAST_GAP:
-        return f"Belady loses {share:.1%} less than LRU: below {LEAST_GAP:.0%}, a share of that would be noise"
+    saved = 1 - ideal.mean
+    told = f"Belady loses {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than LRU"
+    if abs(saved) < LEAST_GAP:
+        return f"{told}: below {LEAST_GAP:.0%}, a share of that would be noise"
+    if ideal.low is not None and ideal.high is not None and ideal.low < 1 < ideal.high:
+        return f"{told}, but over these {ideal.n} seeds that may be chance: a share of it would be noise"
+    if saved < 0:
+        return f"{told} here: it knows what programs do next, not when the server will let them"
     return ""
 
 
@@ -102,18 +106,17 @@ def _summarize_setup(plan: Plan, setup: Setup, runs: Sequence[Run]) -> dict[str,
         for policy in plan.all_policies
         if any(run.policy == policy for run in runs)
     }
-    baseline_s = fmean(run.measures["lost_s"] for run in by_policy[BASELINE])
-    ideal_s = fmean(run.measures["lost_s"] for run in by_policy[IDEAL])
-    note = gap_note(baseline_s, ideal_s)
+    lost_s = {policy: [run.measures["lost_s"] for run in own] for policy, own in by_policy.items()}
+    note = gap_note(relative(lost_s[IDEAL], lost_s[BASELINE]))
+    baseline_s, ideal_s = fmean(lost_s[BASELINE]), fmean(lost_s[IDEAL])
     policies = []
     for policy, own in by_policy.items():
-        lost_s = fmean(run.measures["lost_s"] for run in own)
         summed = _summarize_policy(own, by_policy[BASELINE])
         summed |= {
             "policy": policy,
             "asked": policy in plan.policies,
             "oracle": policy in ORACLES,
-            "gap_closed": None if note else (baseline_s - lost_s) / (baseline_s - ideal_s),
+            "gap_closed": None if note else (baseline_s - fmean(lost_s[policy])) / (baseline_s - ideal_s),
         }
         policies.append(summed)
     return asdict(setup) | {"gap_note": note, "policies": policies}
@@ -147,6 +150,7 @@ def document(plan: Plan, workload: Workload, runs: Sequence[Run]) -> dict[str, A
             **asdict(plan.waits),
         },
         "profile": plan.profile.model_dump(),
+        "programs": len(workload.programs),
         "traces": [asdict(file) for file in workload.files],
         "context_tokens": workload.context_tokens,
         "longest_request_tokens": workload.request_tokens[-1],

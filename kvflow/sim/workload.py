@@ -68,6 +68,15 @@ class Workload:
         pages = device_tokens // page_tokens
         return sum(-(-tokens // page_tokens) > pages for tokens in self.request_tokens)
 
+    def up_to(self, tokens: int) -> Workload:
+        """Only the programs of which every request fits into so many tokens."""
+        kept = [
+            program
+            for program in self.programs
+            if all(call.prompt.tokens + call.output_tokens <= tokens for call in program.calls)
+        ]
+        return Workload(kept, self.files)
+
     def drawn(self, seed: int, limit: int | None = None) -> list[Program]:
         """Shuffle the programs, and keep the first ``limit`` of them: every seed draws others."""
         order = list(self.programs)

@@ -22,6 +22,8 @@ from kvflow.trace.schema import (
     WorkflowEnd,
     WorkflowStart,
 )
+from kvflow.trace.stats import TraceStats, trace_stats
+from kvflow.trace.synth import SynthOptions, synthetic_trace
 
 __all__ = [
     "FORMATS",
@@ -37,10 +39,12 @@ __all__ = [
     "Prompt",
     "Spawn",
     "Supersede",
+    "SynthOptions",
     "ThreadEvent",
     "ToolEnd",
     "ToolStart",
     "TraceHeader",
+    "TraceStats",
     "WorkflowEnd",
     "WorkflowStart",
     "import_trace",
@@ -48,5 +52,7 @@ __all__ = [
     "programs",
     "read_header",
     "read_trace",
+    "synthetic_trace",
+    "trace_stats",
     "write_trace",
 ]

@@ -29,6 +29,7 @@ class ToolSpan(Span):
     """A tool call."""
 
     tool: str
+    verb: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,6 +166,7 @@ class Threads:
                 agent=agent,
                 tool_call=tool.name,
                 tool=tool.tool,
+                verb=tool.verb,
             )
         else:
             at_s = self._last_s if tool.end_s is None else tool.end_s

@@ -76,10 +76,10 @@ class WorkflowRecording:
         """A step ends."""
         self._end(at_s, self._steps.get(step))
 
-    def tool_started(self, at_s: float, tool_call: str, step: str, tool: str) -> None:
+    def tool_started(self, at_s: float, tool_call: str, step: str, tool: str, verb: str | None = None) -> None:
         """A step calls a tool."""
         self._saw(at_s)
-        made = self._tools[tool_call] = ToolSpan(name=f"t{len(self._tools)}", start_s=at_s, tool=tool)
+        made = self._tools[tool_call] = ToolSpan(name=f"t{len(self._tools)}", start_s=at_s, tool=tool, verb=verb)
         self._step(at_s, step).tools.append(made)
 
     def tool_ended(self, at_s: float, tool_call: str) -> None:

@@ -58,25 +58,25 @@ def flood(server: Any, tokens: int, label: str) -> None:
         settle(server)
 
 
-@pytest.mark.parametrize(("policy", "kept_tokens"), [("steps", FIXED_TOKENS), ("lru", 0)])
+@pytest.mark.parametrize(("policy", "kept_tokens"), [("cost", FIXED_TOKENS), ("steps", FIXED_TOKENS), ("lru", 0)])
 def test_device_eviction_spares_the_agent_that_runs_next(server: Any, policy: str, kept_tokens: int) -> None:
     server.set_policy(policy)
     prompts = prepare(server)
     flood(server, 3 * FIXED_TOKENS, "x")
     assert cached(server, prompts["near"])["device"] == kept_tokens
-    if policy == "steps":
+    if policy != "lru":
         evicted = server.get("stats")["total"]["evicted_tokens"]
         assert evicted["device/unclaimed"] + evicted["device/retired"] > 0
 
 
-@pytest.mark.parametrize("policy", ["steps", "lru"])
+@pytest.mark.parametrize("policy", ["cost", "steps", "lru"])
 def test_host_eviction_follows_the_graph_too(server: Any, policy: str) -> None:
     server.set_policy(policy)
     prompts = prepare(server)
     flood(server, 16 * FIXED_TOKENS, "y")  # three times what both tiers hold
     found = cached(server, prompts["near"])
     kept = found["device"] + found["host"]
-    assert kept == (FIXED_TOKENS if policy == "steps" else 0)
+    assert kept == (0 if policy == "lru" else FIXED_TOKENS)
 
 
 def test_a_load_back_is_counted_and_gives_the_same_tokens(server: Any) -> None:
@@ -109,7 +109,10 @@ def test_policies_switch_at_run_time_and_unknown_ones_are_refused(server: Any) -
     assert server.get("status")["replicas"][0]["policy"] == "lru"
     response = server.client.put("/kvflow/v1/policy", json={"policy": "nonsense"})
     assert response.status_code == 400
-    assert "choose one of lru, steps" in response.text
+    assert "choose one of lru, " in response.text
+    response = server.client.put("/kvflow/v1/policy", json={"policy": "belady-cost"})
+    assert response.status_code == 400
+    assert "needs the future" in response.text
     assert server.client.put("/kvflow/v1/policy", json=["steps"]).status_code == 400
     assert server.get("status")["replicas"][0]["policy"] == "lru"
 
@@ -129,6 +132,53 @@ def test_fixed_prompts_are_found_without_being_declared(server: Any) -> None:
         server.step(workflow, "agent", prompt + text(workflow, 64))
     held = server.get("cache")["replicas"][0]["fixed_prompts"]["agent"]["device"]
     assert held == FIXED_TOKENS
+
+
+def test_a_state_that_a_newer_one_replaced_leaves_before_live_ones(server: Any) -> None:
+    server.set_policy("cost")
+    states = {name: text(f"state {name}") for name in ("other", "old", "new")}
+    server.step("w2", "agent", states["other"])  # the oldest
+    server.step("w1", "agent", states["old"])
+    server.step("w1", "agent", states["new"])
+    settle(server)
+    assert server.get("cache")["replicas"][0]["tokens"]["device/superseded"] >= FIXED_TOKENS
+    flood(server, FIXED_TOKENS, "s")
+    kept = {name: cached(server, state)["device"] for name, state in states.items()}
+    assert kept == {"other": FIXED_TOKENS, "old": 0, "new": FIXED_TOKENS}
+
+
+def test_the_guard_measures_what_following_predictions_gains(server: Any) -> None:
+    prompts = prepare(server)
+    flood(server, 3 * FIXED_TOKENS, "g")
+    cached(server, prompts["near"])
+    stats = server.get("stats")
+    assert stats["replicas"][0]["guard_share"] == 1.0
+    assert stats["total"]["regret"]["gained_tokens"] > 0
+    assert stats["total"]["regret"]["fallbacks"] == 0
+    assert "guard_share" not in stats["total"]
+    server.set_policy("lru")
+    guard = server.get("status")["replicas"][0]["guard"]
+    assert (guard["guarded"], guard["share"]) == (False, 1.0)
+
+
+def test_a_server_whose_predictions_are_wrong_falls_back_to_recency_and_says_so(server: Any) -> None:
+    """Claims that are never used are kept over what comes back."""
+    for index in range(3):
+        server.step(f"liar{index}", "agent", text(f"liar {index}"))
+    settle(server)
+    for _ in range(12):
+        for index in range(2):
+            server.generate(text(f"honest {index}"), tokens=1)
+            settle(server)
+        if not server.get("status")["replicas"][0]["guard"]["active"]:
+            break
+    guard = server.get("status")["replicas"][0]["guard"]
+    assert guard["fallbacks"] >= 1, guard
+    assert "does worse than LRU" in server.log.read_text()
+    metrics = server.client.get("/metrics").text
+    assert "kvflow_guard_fallbacks_total" in metrics
+    assert "kvflow_regret_lost_seconds_total" in metrics
+    assert "kvflow_guard_share" in metrics
 
 
 def test_hundreds_of_workflows_leave_nothing_behind(server: Any) -> None:
@@ -157,7 +207,9 @@ def test_what_a_retracted_request_computes_again_is_counted(start: Callable[...,
         answers = list(pool.map(lambda i: server.generate(text(f"long{i}", 96), tokens=60), range(4)))
         retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
         total = server.get("stats")["total"]
+        running = server.get("status")["replicas"][0]["guard"]["running"]
     assert retractions > 0
     assert total["requests"] == 4
     # Each retry computes a prompt of 96 tokens and up to 60 of its answer, less what is still cached.
     assert 0 < total["recomputed_tokens"] <= retractions * (96 + 60)
+    assert running == 0

@@ -66,6 +66,63 @@ def test_completions_carry_a_top_level_key(server: Any, stream: bool) -> None:
     assert server.workflows()["w"]["running"] == ["a"]
 
 
+def test_a_request_is_in_flight_until_it_is_answered_or_given_up(server: Any) -> None:
+    def asked(workflow: str) -> bool:
+        return server.workflows()[workflow]["next_use"]["a"]["asked"]
+
+    params = {"max_new_tokens": 400, "ignore_eos": True}
+    for workflow, whole in (("heard", True), ("given_up", False)):
+        body = {"text": "a long answer", "sampling_params": params, "stream": True, "kv_hints": hints(workflow, "a")}
+        with server.client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert asked(workflow)
+            if whole:
+                assert list(lines)
+        assert eventually(lambda workflow=workflow: not asked(workflow))
+    assert eventually(lambda: server.get("status")["replicas"][0]["guard"]["running"] == 0)
+
+
+def test_a_chat_and_a_batch_are_answered_once_each(server: Any) -> None:
+    assert server.client.post("/v1/chat/completions", json=chat_body("chat")).status_code == 200
+    envelopes = [hints("w1", "a"), hints("w2", "b"), hints("w1", "a")]
+    body = {"text": ["x" * 64, "y" * 64, "z" * 64], "sampling_params": {"max_new_tokens": 2}, "kv_hints": envelopes}
+    assert server.client.post("/generate", json=body).status_code == 200
+    assert eventually(
+        lambda: not any(use["asked"] for w in server.workflows().values() for use in w["next_use"].values())
+    )
+
+
+def test_a_request_that_is_refused_is_not_left_in_flight(server: Any) -> None:
+    server.step("w", "a", "announces the workflow")
+    body = {"text": "x", "sampling_params": {"max_new_tokens": -5}, "kv_hints": hints("w", "a")}
+    assert server.client.post("/generate", json=body).status_code == 400
+    assert eventually(lambda: not server.workflows()["w"]["next_use"]["a"]["asked"])
+
+
+def test_schedulers_are_told_the_time_while_workflows_live(server: Any) -> None:
+    def now_s() -> float:
+        return server.get("status")["replicas"][0]["now_s"]
+
+    server.step("w", "a", "hello")
+    before_s = now_s()
+    assert eventually(lambda: now_s() >= before_s + 0.5)
+    server.end("w")
+    before_s = now_s()
+    time.sleep(0.6)
+    assert now_s() == before_s
+
+
+def test_the_time_to_the_next_use_is_learned_by_verb(server: Any) -> None:
+    server.step("w", "a", "tool user")
+    call = {"workflow_id": "w", "agent": "a", "tool": "shell", "verb": "pytest"}
+    outcomes = server.events(tool_action(**call, event="start"), tool_action(**call, event="end"))
+    assert [outcome["status"] for outcome in outcomes] == ["accepted", "accepted"]
+    use = server.workflows()["w"]["next_use"]["a"]
+    assert 0 < use["probability"] <= 1
+    assert use["in_s"] >= 0
+
+
 def test_events_report_progress_without_a_request(server: Any) -> None:
     server.client.put("/kvflow/v1/graphs/t", json=GRAPH)
     step = {"workflow_id": "w", "workflow_type": "t", "agent": "a"}

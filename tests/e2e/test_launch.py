@@ -36,7 +36,8 @@ def launch(model: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[
 def test_help_lists_our_flags(model: Path) -> None:
     done = launch(model, "--help")
     assert "--enable-kvflow" in done.stdout
-    assert "--kvflow-policy {lru,steps}" in done.stdout
+    assert "--kvflow-policy NAME" in done.stdout
+    assert "saga, cost, or one that another package brings" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,8 @@ def test_help_lists_our_flags(model: Path) -> None:
         (("--enable-kvflow", "--hicache-host-memory-mode", "buffer_only"), {}, "buffer_only"),
         (("--enable-kvflow",), {"SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
         (("--enable-kvflow",), {"KVFLOW_EVICTOIN__POLICY": "lru"}, "KVFLOW_EVICTOIN__POLICY"),
-        (("--enable-kvflow",), {"KVFLOW_EVICTION__POLICY": "newest"}, "choose one of lru, steps"),
+        (("--enable-kvflow",), {"KVFLOW_EVICTION__POLICY": "newest"}, "'newest' does not exist; choose one of lru, "),
+        (("--enable-kvflow", "--kvflow-policy", "belady"), {}, "needs the future: use it in `kvflow simulate`"),
         (("--enable-kvflow", "--kvflow-config", "/does/not/exist.yaml"), {}, "not a file"),
         (("--kvflow-policy", "lru"), {}, "need --enable-kvflow"),
     ],
@@ -213,9 +215,12 @@ def pressure(server: Any) -> None:
         server.set_policy("lru")
         list(pool.map(call, range(20, 30)))
         server.flush()
-        server.set_policy("steps")
+        server.set_policy("cost")
         list(pool.map(call, range(30, 40)))
-    assert server.get("status")["degraded"] == {}
+    status = server.get("status")
+    assert status["degraded"] == {}
+    assert [replica["degraded"] for replica in status["replicas"]] == [{}] * len(status["replicas"])
+    assert {replica["guard"]["running"] for replica in status["replicas"]} == {0}
 
 
 def test_kvflow_serve_starts_sglang_with_kvflow(model: Path, tmp_path: Path) -> None:

@@ -21,9 +21,14 @@ PAGE_TOKENS = 4
 
 
 class Tree:
-    """One radix cache with its pools, driven by token sequences."""
+    """One radix cache with its pools, driven by token sequences.
 
-    def __init__(self, backend: str, *, capacity_tokens: int = 256) -> None:
+    Args:
+        backend: tree core.
+        policy: eviction order of kvflow's.
+    """
+
+    def __init__(self, backend: str, *, capacity_tokens: int = 256, policy: str = "cost") -> None:
         import torch
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -47,6 +52,8 @@ class Tree:
             from kvflow.patches.tree import KvflowRadixCache
 
             self.cache: Any = KvflowRadixCache(params)
+            self.cache.coordinator.set_policy(policy)
+            self.cache.trust.restart()
         else:
             self.cache = UnifiedRadixCache(params)
 

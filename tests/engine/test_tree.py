@@ -20,6 +20,11 @@ def prompt(*blocks: int, tokens: int = 16) -> list[int]:
     return [1000 * block + index for block in blocks for index in range(tokens)]
 
 
+def trust(tree: Any, share: float) -> None:
+    """Have the guard let predictions choose among this share of the cache only."""
+    tree.cache.trust._guard.share = share
+
+
 def announce(tree: Any, workflow: str, **steps: float) -> None:
     claims = tuple(ClaimPrediction(agent=agent, steps=value) for agent, value in steps.items())
     tree.cache.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=claims))
@@ -41,12 +46,13 @@ def workload(seed: int, count: int = 400) -> list[list[int]]:
     return prompts
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("policy", ["cost", "steps", "ttl", "lru"])
 @pytest.mark.parametrize("stock", ["python", "rust"])
 def test_without_hints_the_same_prompts_hit_and_miss_as_in_stock_sglang(
-    make_tree: Callable[..., Any], stock: str, seed: int
+    make_tree: Callable[..., Any], stock: str, policy: str, seed: int
 ) -> None:
-    ours, theirs = make_tree("kvflow"), make_tree(stock)
+    ours, theirs = make_tree("kvflow", policy=policy), make_tree(stock)
     for tokens in workload(seed):
         assert ours.match(tokens) == theirs.match(tokens)
         ours.insert(tokens)
@@ -54,8 +60,9 @@ def test_without_hints_the_same_prompts_hit_and_miss_as_in_stock_sglang(
         assert ours.allocator.available_size() == theirs.allocator.available_size()
 
 
+@pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
 def test_without_hints_victims_are_the_same_nodes_in_the_same_order(
-    make_tree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_tree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
@@ -68,6 +75,7 @@ def test_without_hints_victims_are_the_same_nodes_in_the_same_order(
 
     monkeypatch.setattr(UnifiedTreeCore, "evict_device_leaf", record)
     ours, theirs = make_tree("kvflow"), make_tree("python")
+    trust(ours, share)
     for tokens in workload(seed=7):
         ours.insert(tokens)
         theirs.insert(tokens)
@@ -76,7 +84,7 @@ def test_without_hints_victims_are_the_same_nodes_in_the_same_order(
 
 
 def test_the_agent_that_runs_last_is_evicted_first_against_recency(make_tree: Callable[..., Any]) -> None:
-    tree = make_tree("kvflow")
+    tree = make_tree("kvflow", policy="steps")
     near, far = prompt(1), prompt(2)
     tree.insert(near)
     tree.insert(far)  # more recent
@@ -88,7 +96,7 @@ def test_the_agent_that_runs_last_is_evicted_first_against_recency(make_tree: Ca
 
 
 def test_dynamic_tails_leave_before_any_fixed_prompt(make_tree: Callable[..., Any]) -> None:
-    tree = make_tree("kvflow")
+    tree = make_tree("kvflow", policy="steps")
     next_agent, last_agent = prompt(1, 10), prompt(2, 20)
     for tokens in (last_agent, next_agent):
         tree.insert(tokens[:16])
@@ -101,7 +109,7 @@ def test_dynamic_tails_leave_before_any_fixed_prompt(make_tree: Callable[..., An
 
 
 def test_an_ancestor_shared_with_a_nearer_agent_outlives_its_other_child(make_tree: Callable[..., Any]) -> None:
-    tree = make_tree("kvflow")
+    tree = make_tree("kvflow", policy="steps")
     system = prompt(1)
     near, far = system + prompt(2), system + prompt(3)
     tree.insert(near)
@@ -217,3 +225,98 @@ def test_should_ranking_ever_fail_the_order_becomes_sglangs_and_nothing_stops(
     assert tree.cache.coordinator.policy == "lru"
     assert degraded["eviction order"] == before + 1
     assert "SGLang goes on without it" in caplog.text
+
+
+def predict(tree: Any, agent: str, tokens: Sequence[int], **prediction: float) -> None:
+    """A workflow's agent that expects to use a prompt, with a prediction for it."""
+    claim = ClaimPrediction(agent=agent, steps=1, **prediction)  # type: ignore[arg-type]
+    tree.cache.coordinator.apply(WorkflowUpdate(workflow_id=agent, workflow_type="t", claims=(claim,)))
+    tag(tree, agent, agent, tokens, 0)
+
+
+def test_what_is_due_later_is_evicted_first_against_recency(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    soon, later = prompt(1), prompt(2)
+    tree.insert(soon)
+    tree.insert(later)  # more recent
+    tree.cache.coordinator.tick(100.0)
+    predict(tree, "soon", soon, due_s=105.0)
+    predict(tree, "later", later, due_s=400.0)
+    tree.evict(16)
+    assert (tree.resident(soon), tree.resident(later)) == (16, 0)
+
+
+def test_a_superseded_state_leaves_before_live_ones_however_recent(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    other, head = prompt(5), prompt(1)
+    state, new_state = head + prompt(2), head + prompt(3)
+    tree.insert(other)
+    predict(tree, "other", other, due_s=1000.0)
+    tree.insert(state)
+    predict(tree, "agent", state, due_s=1.0)
+    tree.insert(new_state)
+    tag(tree, "agent", "agent", new_state, 0)  # does not continue the first
+    tree.path(state)  # most recently used
+    tree.evict(16)
+    assert [tree.resident(tokens) for tokens in (state, new_state, other)] == [16, 32, 16]
+    evicted = {k: v for k, v in tree.cache.accounting.counters.evicted_tokens.items() if v}
+    assert evicted == {"device/superseded": 16}
+
+
+def test_what_the_guard_does_not_trust_prediction_with_goes_by_recency(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    prompts = [prompt(block + 1) for block in range(4)]
+    for index, tokens in enumerate(prompts):
+        tree.insert(tokens)
+        predict(tree, f"a{index}", tokens, due_s=10.0 + 100 * index)  # the youngest is due last
+    trust(tree, 0.5)
+    order = []
+    for _ in range(4):
+        tree.evict(16)
+        order.append([tree.resident(tokens) for tokens in prompts])
+    assert order == [[16, 0, 16, 16], [0, 0, 16, 16], [0, 0, 0, 16], [0, 0, 0, 0]]
+
+
+class Incomparable:
+    """Somebody's policy with a mistake in it."""
+
+    name = "incomparable"
+
+    def rank(self, leaf: Any) -> Any:
+        return (1.0, None)
+
+
+def test_a_policy_of_others_that_ranks_nonsense_is_replaced_by_sglangs_order(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    older, newer = prompt(1), prompt(2)
+    tree.insert(older)
+    tree.insert(newer)
+    tree.cache.coordinator._policy = Incomparable()
+    tree.evict(16)
+    assert (tree.resident(older), tree.resident(newer)) == (0, 16)
+    assert tree.cache.coordinator.policy == "lru"
+
+
+def test_counting_a_broken_node_does_not_stop_an_eviction(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow", policy="lru")
+    tree.insert(prompt(1))
+    announce(tree, "w", agent=1)
+    tag(tree, "w", "agent", prompt(1), 16)
+    tree.path(prompt(1))[0][0].owners.fixed = "broken"
+    tree.evict(16)
+    assert tree.resident(prompt(1)) == 0
+
+
+def test_the_guard_follows_the_order_in_use(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    trusted = tree.cache.trust
+    assert trusted.as_dict()["guarded"]
+    trust(tree, 0.25)
+    tree.cache.coordinator.set_policy("lru")
+    trusted.started("r", [], {"device": 0, "host": 0, "storage": 0}, tree.cache.memory())
+    assert not trusted.as_dict()["guarded"]
+    assert trusted.share == 1.0
+    tree.cache.coordinator.set_policy("steps")
+    trusted.restart()
+    assert trusted.as_dict()["guarded"]
+    assert trusted.share == 1.0

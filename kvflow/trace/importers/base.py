@@ -92,6 +92,16 @@ def since(start_s: float | None, end_s: float | None) -> float | None:
     return None if start_s is None or end_s is None else clipped(end_s - start_s)
 
 
+def _items(value: Any) -> Any:
+    """Let null be no items."""
+    return () if value is None else value
+
+
+def _mapping(value: Any) -> Any:
+    """Let null be an empty mapping."""
+    return {} if value is None else value
+
+
 def _text(value: Any) -> Any:
     """Let nothing be the empty text, and structured contents their JSON."""
     if isinstance(value, str):
@@ -105,6 +115,10 @@ class Row(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
+NoNull = BeforeValidator(_items)
+"""For lists and tuples that may be null."""
+NoNullMapping = BeforeValidator(_mapping)
+"""For mappings that may be null."""
 Text = Annotated[str, BeforeValidator(_text)]
 Tokens = Annotated[int, Field(ge=0, le=2**53)]
 Clock = Annotated[float, Field(ge=0)]

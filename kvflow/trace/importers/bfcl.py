@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from kvflow.errors import TraceError
-from kvflow.trace.importers.base import Importer, Json, Row, Text
+from kvflow.trace.importers.base import Importer, Json, NoNull, NoNullMapping, Row, Text
 from kvflow.trace.importers.contexts import text_piece
 from kvflow.trace.importers.conversation import Conversation, text_part
 from kvflow.trace.io import numbered_rows, open_text
@@ -34,10 +34,6 @@ CLOSING_TOKENS = 50
 FILES_BESIDE = 64
 """How many files beside the trace are looked at for docs."""
 AGENT = "assistant"
-
-
-def _items(value: Any) -> Any:
-    return value or ()
 
 
 class _Message(Row):
@@ -63,11 +59,9 @@ class _Row(Row):
 
 
 class _MultiTurn(_Row):
-    involved_classes: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
-    excluded_function: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
-    missed_function: Annotated[dict[str, list[str]], BeforeValidator(lambda value: value or {})] = Field(
-        default_factory=dict
-    )
+    involved_classes: Annotated[tuple[str, ...], NoNull] = ()
+    excluded_function: Annotated[tuple[str, ...], NoNull] = ()
+    missed_function: Annotated[dict[str, list[str]], NoNullMapping] = Field(default_factory=dict)
     turns: Annotated[list[_Turn], Field(min_length=1)]
 
 

@@ -26,7 +26,7 @@ class Part:
     """One text of a conversation.
 
     Attributes:
-        key: tells it apart in its conversation; None for what the source does not show.
+        key: tells it apart in its conversation; None for what is no message (schemas, what the source does not show).
         name: of its text. Texts of a name may be counted differently, so that a content is named by both.
         estimate: tokens by its length.
         tokens: None until a prompt with it has been counted.
@@ -47,7 +47,7 @@ class Part:
         return Piece(self.content or f"{self.name}.{tokens}", tokens)
 
 
-def text_part(key: Hashable, text: str, tokens: int | None = None) -> Part:
+def text_part(key: Hashable | None, text: str, tokens: int | None = None) -> Part:
     """A message.
 
     Args:

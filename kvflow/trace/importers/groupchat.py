@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from kvflow.trace.importers.base import Clock, Importer, Json, Row, Text
+from kvflow.trace.importers.base import Clock, Importer, Json, NoNullMapping, Row, Text
 from kvflow.trace.importers.contexts import Contexts, text_piece
 from kvflow.trace.importers.sessionrow import framework
 from kvflow.trace.schema import Event, LLMCall, Piece, ThreadEvent, ToolEnd, ToolStart, WorkflowEnd, WorkflowStart
@@ -45,7 +45,7 @@ class _Session(Row):
     group: str | None = None
     framework: str = "group-chat"
     agents: list[str] = Field(default_factory=list)
-    system_prompts: Annotated[dict[str, Text], BeforeValidator(lambda value: value or {})] = Field(default_factory=dict)
+    system_prompts: Annotated[dict[str, Text], NoNullMapping] = Field(default_factory=dict)
     steps: Annotated[list[_Step], Field(min_length=1)]
 
 

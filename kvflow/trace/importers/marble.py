@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from kvflow.trace.importers.base import Importer, Json, Row, Text, digest, estimated_tokens
+from kvflow.trace.importers.base import Importer, Json, NoNull, NoNullMapping, Row, Text, digest, estimated_tokens
 from kvflow.trace.importers.contexts import Contexts, text_piece
 from kvflow.trace.importers.threads import Timed, interleave
 from kvflow.trace.schema import (
@@ -53,20 +53,14 @@ def _result(value: Any) -> Any:
     return value
 
 
-def _items(value: Any) -> Any:
-    return value or ()
-
-
 class _Result(Row):
     agent_id: str
     result: Text = ""
 
 
 class _Iteration(Row):
-    task_assignments: Annotated[dict[str, Text], BeforeValidator(lambda value: value or {})] = Field(
-        default_factory=dict
-    )
-    task_results: Annotated[tuple[Annotated[_Result, BeforeValidator(_result)], ...], BeforeValidator(_items)] = ()
+    task_assignments: Annotated[dict[str, Text], NoNullMapping] = Field(default_factory=dict)
+    task_results: Annotated[tuple[Annotated[_Result, BeforeValidator(_result)], ...], NoNull] = ()
     summary: Text = ""
 
 

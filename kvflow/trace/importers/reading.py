@@ -58,7 +58,7 @@ def open_trace(path: Path, on_bad_row: OnBadRow) -> tuple[TraceHeader, Iterator[
     Raises:
         TraceError: the file cannot be read, or is of no known format.
     """
-    if any(row.get("event") == "trace" for row in _sample(path)[:1]):
+    if any(row.get("event") == "trace" for row in _sample(path, rows=1)):
         return read_header(path), read_trace(path, on_bad_row)
     return import_trace(path, on_bad_row=on_bad_row)
 
@@ -87,17 +87,17 @@ def import_trace(
     return made.header(), _events(made, path, on_bad_row)
 
 
-def _sample(path: Path) -> list[Json]:
-    rows: list[Json] = []
+def _sample(path: Path, rows: int = SAMPLE_ROWS) -> list[Json]:
+    sample: list[Json] = []
     with open_text(path) as file:
-        for _, line in islice(numbered_rows(path, file), SAMPLE_ROWS):
+        for _, line in islice(numbered_rows(path, file), rows):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
-                rows.append(row)
-    return rows
+                sample.append(row)
+    return sample
 
 
 def _detected(path: Path, sample: list[Json]) -> type[Importer]:

@@ -30,6 +30,7 @@ class _Fact(Row):
     fixed_tokens: Tokens | None = None
     fixed_messages: Tokens | None = None
     tool: Name = "tool"
+    verb: str | None = None
     call: str = ""
     parts: tuple[tuple[str, str, Tokens], ...] = ()
     prompt_tokens: Tokens | None = None
@@ -90,7 +91,7 @@ def _tell(live: WorkflowRecording, fact: _Fact) -> None:
         case "step_end":
             live.step_ended(fact.at_s, fact.step)
         case "tool_start":
-            live.tool_started(fact.at_s, fact.call, fact.step, fact.tool)
+            live.tool_started(fact.at_s, fact.call, fact.step, fact.tool, fact.verb)
         case "tool_end":
             live.tool_ended(fact.at_s, fact.call)
         case "llm_start":

@@ -6,17 +6,13 @@ import json
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from kvflow.trace.importers.base import Row, Text, Tokens, estimated_tokens
+from kvflow.trace.importers.base import NoNull, Row, Text, Tokens, estimated_tokens
 from kvflow.trace.schema import MAIN_THREAD
 
 _KNOWN = ("claude code", "openhands", "tau-bench")
 _VERSION = re.compile(r"^v?\d[\w.]*$")
-
-
-def _items(value: Any) -> Any:
-    return () if value is None else value
 
 
 Index = Annotated[int, Field(ge=0, le=2**31)]
@@ -37,7 +33,7 @@ class Message(Row):
     role: str
     content: Text = ""
     thinking: Text = ""
-    tool_calls: Annotated[tuple[AskedTool, ...], BeforeValidator(_items)] = ()
+    tool_calls: Annotated[tuple[AskedTool, ...], NoNull] = ()
     requestor: str | None = None
     t: float | None = None
 
@@ -104,9 +100,9 @@ class Session(Row):
     threads: dict[str, Thread] = Field(default_factory=dict)
     messages: list[Message]
     llm_calls: list[Call]
-    tool_calls: Annotated[tuple[ToolCall, ...], BeforeValidator(_items)] = ()
+    tool_calls: Annotated[tuple[ToolCall, ...], NoNull] = ()
     tools: Any = None
-    condensations: Annotated[tuple[Condensation, ...], BeforeValidator(_items)] = ()
+    condensations: Annotated[tuple[Condensation, ...], NoNull] = ()
 
     def check(self) -> None:
         """See to it that every index is one.

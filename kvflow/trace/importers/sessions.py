@@ -130,7 +130,7 @@ class _Thread:
             system += 1
         fixed = parts[:system]
         if self._session.tools and self._name == MAIN_THREAD:
-            fixed.insert(0, text_part("tools", json.dumps(self._session.tools, ensure_ascii=False)))
+            fixed.insert(0, text_part(None, json.dumps(self._session.tools, ensure_ascii=False)))
         for part in parts[system:]:
             self._conversation.add(part)
         key = (self._session.agent, self._session.model or "", "" if self._name == MAIN_THREAD else self._agent)

@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
 
-from kvflow.trace.importers.base import Clock, Importer, Json, Names, Row, Tokens
+from kvflow.trace.importers.base import Clock, Importer, Json, Names, Row, Tokens, clipped, since
 from kvflow.trace.importers.runs import Runs
 from kvflow.trace.importers.threads import Timed, interleave
 from kvflow.trace.schema import (
@@ -135,7 +135,7 @@ class _Threads:
         running: dict[str, float] = {}
         end_s = start_s + max(0.0, log.duration_ms or 0.0) / 1000
         for entry in log.requests:
-            at_s = start_s + entry.t
+            at_s = round(start_s + entry.t, 6)
             if isinstance(entry, _Agent):
                 child = self._names.unique(f"side:{entry.subagent_type or 'agent'}")
                 events.append(Timed(at_s, Spawn(workflow=self.workflow, thread=name, t=at_s, child=child)))
@@ -146,7 +146,7 @@ class _Threads:
                 events.append(Timed(at_s, Join(workflow=self.workflow, thread=name, t=at_s, child=child)))
             self._calls += 1
             thread.ask(f"c{self._calls}", entry, at_s)
-            end_s = max(end_s, at_s + max(0.0, entry.api_time or 0.0))
+            end_s = max(end_s, round(at_s + max(0.0, entry.api_time or 0.0), 6))
         for child, ends_s in running.items():
             end_s = max(end_s, ends_s)
             events.append(Timed(end_s, Join(workflow=self.workflow, thread=name, t=end_s, child=child)))
@@ -199,13 +199,13 @@ class _Thread:
                     output_tokens=request.out,
                     fixed_tokens=min(self._fixed_tokens, request.tokens) or None,
                     delay_s=wait_s,
-                    llm_s=request.api_time,
+                    llm_s=clipped(request.api_time),
                 ),
             )
         self._tool_call = ""
         if self._tool_follows.get(id(request)):
             self._tool_call = f"after {call}"
-            end_s = at_s + max(0.0, request.api_time or 0.0)
+            end_s = round(at_s + max(0.0, request.api_time or 0.0), 6)
             tool = ToolStart(
                 workflow=workflow, thread=thread, t=end_s, agent=self._agent, tool_call=self._tool_call, tool="client"
             )
@@ -217,10 +217,10 @@ class _Thread:
 
     def _wait_s(self, request: _Request) -> float | None:
         if request.think_time is not None:
-            return max(0.0, request.think_time)
+            return clipped(request.think_time)
         if self._previous is None or self._previous.api_time is None:
             return None
-        return max(0.0, request.t - self._previous.t - self._previous.api_time)
+        return since(self._previous.t + self._previous.api_time, request.t)
 
     def _runs(self, request: _Request) -> Runs:
         kept = request.h[0]

@@ -11,7 +11,7 @@ from kvflow.control import ControlPlane
 from kvflow.errors import GraphError
 from kvflow.graph import END, AgentStepGraph, to_dict
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
-from kvflow.predict import WorkflowUpdate
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 GRAPH = AgentStepGraph("review").chain("START", "plan", "code", "test", "write", "END").edge("test", "code")
 
@@ -35,10 +35,22 @@ def plane(clock: Clock) -> ControlPlane:
     return plane
 
 
-def take(plane: ControlPlane, *facts: StepFact | ToolFact) -> tuple[list[Outcome], list[WorkflowUpdate]]:
+def take(
+    plane: ControlPlane, *facts: StepFact | ToolFact, with_request: bool = False
+) -> tuple[list[Outcome], list[WorkflowUpdate]]:
     items = [DecodedFact(action_id=str(i), action_type="kvflow.step", fact=fact) for i, fact in enumerate(facts)]
-    intake = plane.take(items)
+    intake = plane.take(items, with_request=with_request)
     return intake.outcomes, intake.updates
+
+
+def ask(plane: ControlPlane, agent: str, workflow: str = "w", **fields: Any) -> WorkflowUpdate:
+    """A request of an agent; returns what is predicted of its workflow then."""
+    _, updates = take(plane, step(agent, workflow, **fields), with_request=True)
+    return updates[-1]
+
+
+def claim_of(update: WorkflowUpdate, agent: str) -> ClaimPrediction:
+    return next(claim for claim in update.claims if claim.agent == agent)
 
 
 def step(agent: str, workflow: str = "w", **fields: Any) -> StepFact:
@@ -123,7 +135,7 @@ def test_a_pin_expires_and_a_long_one_is_clipped(plane: ControlPlane, clock: Clo
     assert outcomes[0].status is Status.CLIPPED
     assert "600" in outcomes[0].reason
     clock.now_s = 599
-    assert plane.expire() == []
+    assert all(pinned(update) == {"code"} for update in plane.expire())
     clock.now_s = 601
     [update] = plane.expire()
     assert pinned(update) == set()
@@ -142,7 +154,7 @@ def test_an_idle_workflow_is_taken_for_dead_but_a_living_child_keeps_its_parent(
     clock.now_s = 1700
     take(plane, step("code", "child", parent_workflow_id="parent"))
     clock.now_s = 1900
-    assert [(update.workflow_id, update.retired) for update in plane.expire()] == [("lonely", True)]
+    assert [update.workflow_id for update in plane.expire() if update.retired] == ["lonely"]
     assert len(plane) == 2
 
 
@@ -172,8 +184,8 @@ def test_a_graph_is_learned_from_runs_and_used_for_the_next(clock: Clock) -> Non
         for agent in ("a", "b", "c"):
             take(plane, step(agent, f"w{run}", step_id=agent), step(agent, f"w{run}", step_id=agent, event="end"))
         take(plane, step(END, f"w{run}", final=True))
-    _, [update] = take(plane, step("a", "new"))
-    assert steps_of(update) == {"a": 0, "b": 1, "c": 2}
+    _, updates = take(plane, step("a", "new"))
+    assert steps_of(updates[-1]) == {"a": 0, "b": 1, "c": 2}
     known = plane.graphs.find("review")
     assert known is not None
     assert not known.declared
@@ -257,3 +269,109 @@ def test_a_graph_declared_during_a_run_is_followed_from_then_on(clock: Clock) ->
     plane.graphs.declare("review", to_dict(longer))
     _, updates = take(plane, step("code"))
     assert steps_of(updates[-1])["publish"] == 3
+
+
+def test_a_request_is_in_flight_until_it_is_answered(plane: ControlPlane, clock: Clock) -> None:
+    clock.now_s = 5.0
+    assert claim_of(ask(plane, "code"), "code").since_s == 5.0
+    clock.now_s = 8.0
+    [update] = plane.answered("w", "code")
+    answered = claim_of(update, "code")
+    assert answered.since_s is None
+    assert answered.due_s is not None
+    assert answered.due_s >= 8.0
+
+
+def test_facts_without_a_request_put_nothing_in_flight(plane: ControlPlane) -> None:
+    _, [update] = take(plane, step("code"))
+    assert claim_of(update, "code").since_s is None
+    assert plane.answered("w", "code") == []
+
+
+def test_only_the_last_step_started_is_that_of_the_request(plane: ControlPlane) -> None:
+    take(plane, step("plan"), step("code"), tool("start"), with_request=True)
+    assert plane.answered("w", "plan") == []
+    assert plane.answered("w", "code") != []
+
+
+def test_an_agent_with_several_requests_is_in_flight_until_the_last_is_answered(
+    plane: ControlPlane, clock: Clock
+) -> None:
+    ask(plane, "code", step_id="s")
+    clock.now_s = 2.0
+    take(plane, step("code", step_id="s"), with_request=True)
+    assert plane.answered("w", "code") == []  # the first is still waiting
+    [update] = plane.answered("w", "code")
+    assert claim_of(update, "code").since_s is None
+    assert plane.answered("w", "code") == []
+
+
+def test_answers_of_workflows_that_have_ended_change_nothing(plane: ControlPlane) -> None:
+    ask(plane, "code")
+    take(plane, step(END, final=True))
+    assert plane.answered("w", "code") == []
+    assert plane.answered("stranger", "code") == []
+
+
+def test_requests_of_the_agent_end_its_pause_and_teach_how_long_it_was(plane: ControlPlane, clock: Clock) -> None:
+    for turn in range(40):
+        ask(plane, "code", step_id=f"s{turn}")
+        clock.now_s += 1.0
+        plane.answered("w", "code")
+        clock.now_s += 20.0
+    ask(plane, "code", step_id="last")
+    [update] = plane.answered("w", "code")
+    due_s = claim_of(update, "code").due_s
+    assert due_s is not None
+    assert 10.0 < due_s - clock.now_s < 40.0
+
+
+def test_a_tool_is_waited_for_as_long_as_it_took_before_by_verb(plane: ControlPlane, clock: Clock) -> None:
+    ask(plane, "code")
+    plane.answered("w", "code")
+    for verb, seconds in [("test", 60.0), ("ls", 0.1)] * 30:
+        take(plane, tool("start", verb=verb))
+        clock.now_s += seconds
+        take(plane, tool("end", verb=verb))
+    left_s = {}
+    for verb in ("test", "ls"):
+        _, updates = take(plane, tool("start", verb=verb))
+        due_s = claim_of(updates[-1], "code").due_s
+        assert due_s is not None
+        left_s[verb] = due_s - clock.now_s
+        take(plane, tool("end", verb=verb))
+    assert left_s["test"] > 20.0
+    assert left_s["ls"] < 2.0
+
+
+def test_what_a_client_expects_of_a_tool_is_believed(plane: ControlPlane, clock: Clock) -> None:
+    ask(plane, "code")
+    plane.answered("w", "code")
+    _, updates = take(plane, tool("start", expected_s=42.0))
+    assert claim_of(updates[-1], "code").due_s == 42.0
+
+
+def test_what_is_overdue_is_predicted_anew(plane: ControlPlane, clock: Clock) -> None:
+    ask(plane, "code")
+    [before] = plane.answered("w", "code")
+    due_s = claim_of(before, "code").due_s
+    assert due_s is not None
+    assert plane.expire() == []
+    clock.now_s = due_s + 10.0
+    [after] = [update for update in plane.expire() if update.workflow_id == "w"]
+    later_s = claim_of(after, "code").due_s
+    assert later_s is not None
+    assert later_s > clock.now_s
+
+
+def test_the_view_tells_when_each_context_is_used_next(plane: ControlPlane, clock: Clock) -> None:
+    ask(plane, "code")
+    view = plane.view()[0]["next_use"]
+    assert view["code"] == {"probability": 1.0, "in_s": 0.0, "asked": True}
+    plane.answered("w", "code")
+    view = plane.view()[0]["next_use"]
+    assert set(view) >= {"code", "test", "write"}
+    assert not view["code"]["asked"]
+    assert view["write"]["in_s"] > 0
+    clock.now_s += 10_000.0
+    assert all(use["in_s"] == 0.0 for use in plane.view()[0]["next_use"].values())  # overdue, not negative

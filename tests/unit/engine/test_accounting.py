@@ -2,56 +2,75 @@
 
 from __future__ import annotations
 
-from kvflow.engine import Accounting, Tier
+from kvflow.engine import Accounting, Tier, digests, unit_tokens
 from kvflow.engine.accounting import GhostPages
 from kvflow.policy import EvictionClass
 
+PROMPT = list(range(150))
 
-def test_computing_the_same_pages_again_is_a_recompute() -> None:
-    accounting = Accounting(page_tokens=16)
-    accounting.prompt(list(range(150)), "", {})
-    accounting.prompt(list(range(150)), "", {Tier.DEVICE: 64})
+
+def test_computing_the_same_units_again_is_a_recompute() -> None:
+    accounting = Accounting(unit_tokens=64)
+    accounting.prompt(150, digests(PROMPT, "", 64), {})
+    assert accounting.prompt(150, digests(PROMPT, "", 64), {Tier.DEVICE: 64}) == 64
     counters = accounting.counters
     assert counters.computed_tokens == 150 + 86
-    assert counters.recomputed_tokens == 64  # the second run of 64; the last tokens fill none
+    assert counters.recomputed_tokens == 64  # the second unit; the last tokens fill none
     assert counters.hit_tokens == {"device": 64, "host": 0, "storage": 0}
 
 
 def test_equal_tokens_in_another_namespace_are_not_a_recompute() -> None:
-    accounting = Accounting(page_tokens=16)
-    accounting.prompt(list(range(64)), "a", {})
-    accounting.prompt(list(range(64)), "\ud800", {})  # a client may send any text
+    accounting = Accounting(unit_tokens=64)
+    accounting.prompt(150, digests(PROMPT, "a", 64), {})
+    accounting.prompt(150, digests(PROMPT, "\ud800", 64), {})  # a client may send any text
     assert accounting.counters.recomputed_tokens == 0
 
 
-def test_a_page_counts_with_everything_before_it() -> None:
-    ghost = GhostPages(2, 100)
-    ghost.observe([1, 2, 3, 4], "", computed_from=0)
-    assert ghost.observe([9, 9, 3, 4], "", computed_from=0) == 0
-    assert ghost.observe([1, 2, 3, 4], "", computed_from=2) == 2
+def test_an_answer_is_a_recompute_when_the_next_prompt_repeats_it() -> None:
+    accounting = Accounting(unit_tokens=64)
+    prompt, whole = digests(PROMPT[:64], "", 64), digests(PROMPT, "", 64)
+    accounting.prompt(64, prompt, {})
+    accounting.cached(whole[len(prompt) :])
+    assert accounting.prompt(150, whole, {Tier.DEVICE: 64}) == 64
 
 
-def test_remembered_pages_are_bounded_and_hits_keep_them() -> None:
+def test_a_unit_counts_with_everything_before_it() -> None:
+    assert digests([1, 2, 3, 4], "", 2)[1] != digests([9, 9, 3, 4], "", 2)[1]
+    assert digests([1, 2, 3, 4, 5], "", 2) == digests([1, 2, 3, 4], "", 2)
+
+
+def test_a_chain_of_digests_can_be_continued() -> None:
+    whole = digests(PROMPT, "n", 16)
+    for known in (0, 1, 5, 9):
+        assert digests(PROMPT, "n", 16, known=whole[:known]) == whole
+    assert digests(PROMPT[:40], "n", 16, known=whole) == whole[:2]
+
+
+def test_units_are_whole_pages_of_at_least_64_tokens() -> None:
+    assert [unit_tokens(page) for page in (1, 16, 48, 64, 100)] == [64, 64, 96, 64, 100]
+
+
+def test_remembered_units_are_bounded_and_hits_keep_them() -> None:
     ghost = GhostPages(1, 3)
-    ghost.observe([1], "", computed_from=0)
-    ghost.observe([2], "", computed_from=0)
-    ghost.observe([1], "", computed_from=1)  # found in the cache
-    ghost.observe([3], "", computed_from=0)
-    ghost.observe([4], "", computed_from=0)
-    assert ghost.observe([1], "", computed_from=0) == 1
-    assert ghost.observe([2], "", computed_from=0) == 0
+    ghost.observe([1], computed_from=0)
+    ghost.observe([2], computed_from=0)
+    ghost.observe([1], computed_from=1)  # found in the cache
+    ghost.observe([3], computed_from=0)
+    ghost.observe([4], computed_from=0)
+    assert ghost.observe([1], computed_from=0) == 1
+    assert ghost.observe([2], computed_from=0) == 0
 
 
 def test_a_flush_is_not_an_eviction() -> None:
-    accounting = Accounting(page_tokens=64)
-    accounting.prompt(list(range(64)), "", {})
+    accounting = Accounting(unit_tokens=64)
+    accounting.prompt(150, digests(PROMPT, "", 64), {})
     accounting.forget_pages()
-    accounting.prompt(list(range(64)), "", {})
+    accounting.prompt(150, digests(PROMPT, "", 64), {})
     assert accounting.counters.recomputed_tokens == 0
 
 
 def test_evictions_are_counted_by_tier_and_class() -> None:
-    accounting = Accounting(page_tokens=1)
-    accounting.evicted(Tier.HOST, EvictionClass.TAIL, 32)
-    assert accounting.counters.evicted_tokens["host/tail"] == 32
+    accounting = Accounting(unit_tokens=64)
+    accounting.evicted(Tier.HOST, EvictionClass.SUPERSEDED, 32)
+    assert accounting.counters.evicted_tokens["host/superseded"] == 32
     assert sum(accounting.counters.evicted_tokens.values()) == 32

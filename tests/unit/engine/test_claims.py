@@ -16,6 +16,12 @@ from kvflow.predict import ClaimPrediction, WorkflowUpdate
 @dataclass(eq=False)
 class FakeNode:
     owners: Owners | None = None
+    key: range = range(64)
+    parent: FakeNode | None = None
+    last_access_time: float = 0.0
+    hit_count: int = 0
+    backuped: bool = False
+    evicted: bool = False
 
 
 def announce(coordinator: Coordinator, workflow: str, steps: dict[str, float | None], pinned: str = "") -> None:
@@ -32,7 +38,7 @@ def claim(workflow: str, agent: str) -> PromptClaim:
 
 
 def class_of(coordinator: Coordinator, node: FakeNode) -> EvictionClass:
-    return EvictionClass(coordinator.rank(node)[0])
+    return coordinator.class_of(node)
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ def test_both_halves_of_a_split_keep_the_claim_and_then_part_ways(coordinator: C
 def test_the_tail_of_an_ended_workflow_is_retired_and_its_fixed_prompt_is_not(coordinator: Coordinator) -> None:
     fixed, tail = FakeNode(), FakeNode()
     announce(coordinator, "w1", {"critic": 1})
-    coordinator.tag(claim("w1", "critic"), [(fixed, 64), (tail, 96)], fixed_tokens=64)
+    coordinator.tag(claim("w1", "critic"), [(tail, 96), (fixed, 64)], fixed_tokens=64)
     retire(coordinator, "w1")
     assert class_of(coordinator, tail) is EvictionClass.RETIRED
     assert class_of(coordinator, fixed) is EvictionClass.UNCLAIMED
@@ -150,8 +156,8 @@ def test_lru_ranks_everything_alike_and_can_be_switched_at_run_time(coordinator:
 
 
 def test_an_unknown_policy_is_refused_and_the_old_one_stays(coordinator: Coordinator) -> None:
-    with pytest.raises(ConfigError, match="choose one of lru, steps"):
-        coordinator.set_policy("belady-cost")
+    with pytest.raises(ConfigError, match=r"'newest' does not exist; choose one of lru, .*steps"):
+        coordinator.set_policy("newest")
     assert coordinator.policy == "steps"
 
 
@@ -159,7 +165,7 @@ def test_claims_on_a_hot_node_stay_bounded_however_many_workflows_come(coordinat
     system, task = FakeNode(), FakeNode()
     for index in range(2000):
         announce(coordinator, f"w{index}", {"critic": 1})
-        coordinator.tag(claim(f"w{index}", "critic"), [(system, 64), (task, 96)], fixed_tokens=64)
+        coordinator.tag(claim(f"w{index}", "critic"), [(task, 96), (system, 64)], fixed_tokens=64)
         retire(coordinator, f"w{index}")
     assert system.owners is not None
     assert task.owners is not None
@@ -224,7 +230,7 @@ def test_a_tail_that_another_agent_extends_stays_worth_keeping(coordinator: Coor
         announce(coordinator, f"w{index}", {"writer": 0, "critic": 1})
         coordinator.tag(claim(f"w{index}", "writer"), [(tail, 96)], fixed_tokens=0)
         announce(coordinator, f"w{index}", {"writer": 2, "critic": 0})
-        coordinator.tag(claim(f"w{index}", "critic"), [(tail, 96), (rest, 128)], fixed_tokens=0)
+        coordinator.tag(claim(f"w{index}", "critic"), [(rest, 128), (tail, 96)], fixed_tokens=0)
         assert class_of(coordinator, tail) is EvictionClass.TAIL
         retire(coordinator, f"w{index}")
 
@@ -233,7 +239,7 @@ def test_a_growing_conversation_keeps_its_tail(coordinator: Coordinator) -> None
     history: list[tuple[FakeNode, int]] = []
     announce(coordinator, "w1", {"coder": 0})
     for turn in range(1, 6):
-        history.append((FakeNode(), 32 * turn))
+        history.insert(0, (FakeNode(), 32 * turn))
         coordinator.tag(claim("w1", "coder"), history, fixed_tokens=0)
     retire(coordinator, "w1")
     node = FakeNode()
@@ -254,3 +260,67 @@ def test_a_fixed_prompt_is_held_for_the_workflow_to_come(coordinator: Coordinato
     assert len(coordinator.claims) == 0
     retire(coordinator, "review")  # a workflow of that name is somebody else
     assert coordinator.rank(node) == (EvictionClass.FIXED, -4.5)
+
+
+def chain(*ends: int) -> list[tuple[FakeNode, int]]:
+    """A path of nodes that hang together, deepest first."""
+    path: list[tuple[FakeNode, int]] = []
+    above: FakeNode | None = None
+    for end in ends:
+        above = FakeNode(parent=above)
+        path.insert(0, (above, end))
+    return path
+
+
+def test_a_prompt_that_does_not_continue_the_last_one_supersedes_what_only_that_needed(
+    coordinator: Coordinator,
+) -> None:
+    [(old_tail, _), (shared, _)] = chain(64, 128)
+    new_tail = FakeNode(parent=shared)
+    announce(coordinator, "w1", {"coder": 0})
+    coordinator.tag(claim("w1", "coder"), [(old_tail, 128), (shared, 64)], fixed_tokens=0)
+    assert class_of(coordinator, old_tail) is EvictionClass.TAIL
+    coordinator.tag(claim("w1", "coder"), [(new_tail, 128), (shared, 64)], fixed_tokens=0)
+    assert class_of(coordinator, old_tail) is EvictionClass.SUPERSEDED
+    assert class_of(coordinator, shared) is EvictionClass.TAIL
+    assert class_of(coordinator, new_tail) is EvictionClass.TAIL
+
+
+def test_what_was_superseded_counts_again_once_a_prompt_comes_back_to_it(coordinator: Coordinator) -> None:
+    old, new = chain(64), chain(64)
+    announce(coordinator, "w1", {"coder": 0})
+    for path in (old, new, old):
+        coordinator.tag(claim("w1", "coder"), path, fixed_tokens=0)
+    assert class_of(coordinator, old[0][0]) is EvictionClass.TAIL
+    assert class_of(coordinator, new[0][0]) is EvictionClass.SUPERSEDED
+
+
+def test_another_agent_keeps_what_one_has_left_behind(coordinator: Coordinator) -> None:
+    old, new = chain(64), chain(64)
+    announce(coordinator, "w1", {"coder": 0, "critic": 1})
+    coordinator.tag(claim("w1", "coder"), old, fixed_tokens=0)
+    coordinator.tag(claim("w1", "critic"), old, fixed_tokens=0)
+    coordinator.tag(claim("w1", "coder"), new, fixed_tokens=0)
+    assert class_of(coordinator, old[0][0]) is EvictionClass.TAIL
+
+
+def test_the_state_that_an_answer_extends_is_not_superseded(coordinator: Coordinator) -> None:
+    path = chain(64, 96, 128)
+    announce(coordinator, "w1", {"coder": 0})
+    coordinator.tag(claim("w1", "coder"), path[2:], fixed_tokens=0)
+    coordinator.tag(claim("w1", "coder"), path[1:], fixed_tokens=0, first=False)  # the answer
+    coordinator.tag(claim("w1", "coder"), path, fixed_tokens=0)
+    assert {class_of(coordinator, node) for node, _ in path} == {EvictionClass.TAIL}
+
+
+def test_a_flush_lets_go_of_nodes_and_keeps_the_claims(coordinator: Coordinator) -> None:
+    path = chain(64)
+    announce(coordinator, "w1", {"coder": 0})
+    coordinator.tag(claim("w1", "coder"), path, fixed_tokens=0)
+    coordinator.flushed()
+    held = coordinator.claims.claim("w1", "review", "coder")
+    assert held is not None
+    assert held.tip is None
+    assert held.steps == 0
+    coordinator.tag(claim("w1", "coder"), chain(64), fixed_tokens=0)
+    assert class_of(coordinator, path[0][0]) is EvictionClass.TAIL  # nobody touches what is gone

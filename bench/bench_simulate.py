@@ -1,0 +1,201 @@
+"""What eviction orders lose on every trace of a folder, in simulation.
+
+For every file that can be imported: all policies on three device sizes, at two loads, with and without a host tier,
+with several seeds. Sizes are shares of what the programs that run at a time hold. Results go to a JSON file after every
+server, and what is in it already is not simulated again; docs/results.md is made from it.
+
+Usage: python bench/bench_simulate.py DATA [--sources swe tau] [--seeds 5] [--jobs 2] [--calls 1500] [--limit N]
+       python bench/bench_simulate.py --page      only write docs/results.md again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import simulate_page  # noqa: E402
+
+from kvflow.cli.circumstances import circumstances  # noqa: E402
+from kvflow.errors import TraceError  # noqa: E402
+from kvflow.sim import load_profile  # noqa: E402
+from kvflow.sim.compare import DEFAULT_POLICIES, Plan, Setup, compare, grid  # noqa: E402
+from kvflow.sim.summary import document  # noqa: E402
+from kvflow.sim.workload import Workload, parse_size, read_workload  # noqa: E402
+
+RESULT = HERE / "results" / "simulate.json"
+PAGE = HERE.parent / "docs" / "results.md"
+DEVICES, HOSTS, CONCURRENCIES = ("30%", "50%", "70%"), ("none", "100%"), (8, 16)
+LEAST_PROGRAMS = 2 * max(CONCURRENCIES)
+"""Fewer would leave the closed loop little time in which all places are taken."""
+CALLS_PER_S = 1100
+"""Of one process on an otherwise idle core; for the first estimate only."""
+MEASURES = (
+    "lost_s", "recomputed_s", "reloaded_s", "stalled_s", "prefill_s", "ttft_p50_s", "ttft_p95_s", "queue_mean_s",
+    "completion_mean_s", "completion_p95_s", "retractions", "rejected", "calls", "guard_share", "guard_fallbacks",
+    "calls_per_min",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="folder with traces (*.jsonl, *.jsonl.gz) at any depth")
+    parser.add_argument("--sources", nargs="*", default=[""], help="only files whose path has one of these in it")
+    parser.add_argument("--policies", nargs="*", default=DEFAULT_POLICIES)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=1500, help="LLM calls per simulation, about; sets the programs")
+    parser.add_argument("--limit", type=int, help="programs per simulation, instead of --calls")
+    parser.add_argument("--profile", default="h200")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path, default=RESULT)
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
+    if not options.page:
+        if options.data is None or not options.data.is_dir():
+            parser.error("give the folder with the traces")
+        run(options)
+    page = PAGE if options.json == RESULT else options.json.with_suffix(".md")
+    page.write_text(simulate_page.render(json.loads(options.json.read_text())))
+    print(f"written: {page.name}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Simulate what is missing."""
+    settings = {name: getattr(options, name) for name in ("seeds", "calls", "limit", "profile")}
+    settings |= {"policies": list(options.policies), "devices": DEVICES, "hosts": HOSTS, "concurrencies": CONCURRENCIES}
+    settings = json.loads(json.dumps(settings))
+    result = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
+    if result.setdefault("settings", settings) != settings:
+        sys.exit(f"{options.json.name} was made with other settings: {result['settings']}; name another file by --json")
+    result |= {"bench": "simulate", **circumstances(), "profile": load_profile(options.profile).model_dump()}
+    todo = list(missing(options, result["sources"]))
+    simulations = len(DEFAULT_POLICIES) * options.seeds
+    left = sum(calls * len(setups) * simulations for _, _, _, setups, calls in todo)
+    print(
+        f"{len(todo)} sources, {left:,} LLM calls to simulate; about {left / CALLS_PER_S / options.jobs / 60:.0f} min"
+    )
+    began_s, total = time.perf_counter(), left
+    for name, workload, limit, setups, calls in todo:
+        for setup in setups:
+            plan = Plan(
+                profile=load_profile(options.profile),
+                setups=[setup],
+                policies=tuple(options.policies),
+                seeds=range(options.seeds),
+                limit=limit,
+            )
+            enter(result, name, document(plan, workload, compare(plan, workload, jobs=options.jobs)))
+            write(result, options.json)
+            left -= calls * simulations
+            spent_s = time.perf_counter() - began_s
+            rest_min = spent_s / (total - left) * left / 60
+            print(
+                f"{name}: {setup.concurrency} at a time, device {setup.device_size}, host {setup.host_size}: "
+                f"{told(result, name)}; about {rest_min:.0f} min left",
+                flush=True,
+            )
+
+
+def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[tuple[str, Workload, int, list[Setup], int]]:
+    """What is not in the result yet: name, programs, how many of them, servers, LLM calls per simulation."""
+    files = sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz"))
+    for path in files:
+        name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
+        if not any(part in name for part in options.sources):
+            continue
+        known = done.get(name, {}).get("setups", [])
+        if len(known) == len(DEVICES) * len(HOSTS) * len(CONCURRENCIES):
+            continue
+        try:
+            workload = read_workload([path])
+        except TraceError as error:
+            print(f"left out: {name}: {str(error).replace(str(path), path.name).partition(' (')[0]}")
+            continue
+        workload, setups = fitting(workload, options)
+        if len(workload.programs) < min(CONCURRENCIES):
+            print(f"left out: {name}: {len(workload.programs)} programs are too few")
+            continue
+        calls_each = len(workload.request_tokens) / len(workload.programs)
+        limit = programs_of(workload, options)
+        finished = [(setup["concurrency"], setup["host_size"], setup["device_size"]) for setup in known]
+        left = [s for s in setups if (s.concurrency, s.host_size, s.device_size) not in finished]
+        yield name, workload, limit, left, round(limit * calls_each)
+
+
+def programs_of(workload: Workload, options: argparse.Namespace) -> int:
+    """How many programs a simulation takes."""
+    by_calls = round(options.calls * len(workload.programs) / len(workload.request_tokens))
+    return min(len(workload.programs), options.limit or max(LEAST_PROGRAMS, by_calls))
+
+
+def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, list[Setup]]:
+    """Leave out programs with requests that the smallest device cannot hold: a real server would not take them."""
+    while True:
+        setups = grid(
+            workload,
+            devices=map(parse_size, DEVICES),
+            hosts=map(parse_size, HOSTS),
+            storages=[parse_size("none")],
+            concurrencies=CONCURRENCIES,
+            limit=programs_of(workload, options),
+        )
+        kept = workload.up_to(min(setup.device_tokens for setup in setups) * 95 // 100)
+        if len(kept.programs) == len(workload.programs) or len(kept.programs) < min(CONCURRENCIES):
+            return kept, setups
+        workload = kept
+
+
+def enter(result: dict[str, Any], name: str, made: dict[str, Any]) -> None:
+    """Put the servers of a document into the result, cut down to what the page and its readers need."""
+    programs = made["traces"][0]["programs"]
+    source = result["sources"].setdefault(
+        name,
+        {"trace": made["traces"][0], "context_tokens": round(made["context_tokens"]), "setups": []},
+    )
+    source |= {"limit": made["settings"]["limit"], "left_out": programs - made["programs"], "git": result["git"]}
+    for setup in made["setups"]:
+        for policy in setup["policies"]:
+            measures = policy["measures"]
+            policy["measures"] = {key: short(measures[key]["mean"]) for key in MEASURES if key in measures}
+            policy["measures"]["lost_s"] = short(measures["lost_s"])
+            policy["relative"] = {key: short(value) for key, value in policy["relative"].items() if value}
+            policy["gap_closed"] = short(policy["gap_closed"])
+            del policy["evicted_tokens"]
+        source["setups"].append(setup)
+
+
+def short(value: Any) -> Any:
+    """Numbers with five digits, which is more than they are good for."""
+    if isinstance(value, dict):
+        return {key: short(part) for key, part in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """Replace the file as a whole."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, separators=(",", ":")))
+    part.replace(path)
+
+
+def told(result: dict[str, Any], name: str) -> str:
+    """The last server of a source in a line."""
+    policies = result["sources"][name]["setups"][-1]["policies"]
+    cells = []
+    for policy in policies:
+        ratio = policy["relative"].get("lost_s")
+        cells.append(f"{policy['policy']} " + (f"{ratio['mean']:.2f}" if ratio else "–"))
+    return ", ".join(cells)
+
+
+if __name__ == "__main__":
+    main()

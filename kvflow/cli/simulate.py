@@ -1,0 +1,218 @@
+"""``kvflow simulate``: programs of traces against a simulated server, under several eviction orders."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvflow.cli.circumstances import circumstances
+from kvflow.errors import KVFlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvflow.sim.compare import Plan, Setup
+    from kvflow.sim.server import Admission
+    from kvflow.sim.workload import Size, Workload
+    from kvflow.trace import BadEvent, BadRow
+
+SHOWN_BAD_ROWS = 5
+DEFAULT_SEEDS = 3
+DEFAULT_CONCURRENCY = 16
+DEFAULT_DEVICE = ("50%",)
+SWEEP_DEVICES = ("30%", "50%", "70%")
+SIZE_HELP = "tokens (400k, 1.5M) or a share of the live contexts (50%); several: repeat, or 30%,50%"
+
+
+def simulate(
+    traces: Annotated[
+        list[Path], typer.Argument(exists=True, dir_okay=False, help="Traces, of kvflow's format or importable.")
+    ],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Eviction order; repeatable. By default all, LRU and Belady with them.")
+    ] = None,
+    device_tokens: Annotated[
+        list[str] | None, typer.Option(help=f"Device size: {SIZE_HELP}. Default 50%.")
+    ] = None,
+    host_tokens: Annotated[
+        list[str] | None, typer.Option(help="Host tier, likewise, or none. Default none.")
+    ] = None,
+    storage_tokens: Annotated[str, typer.Option(help="Storage tier below the host tier: one size.")] = "none",
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Programs that run at a time; repeatable. Default 16.")
+    ] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Device sizes 30%, 50% and 70%, unless given.")] = False,
+    profile: Annotated[str, typer.Option(help="How fast the server is: h200, a100, or a JSON file.")] = "h200",
+    model: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="config.json of the model; default Llama 3.1 8B.")
+    ] = None,
+    admission: Annotated[str, typer.Option(help="Order in which requests are admitted: fcfs or workflow.")] = "fcfs",
+    guard: Annotated[bool, typer.Option(help="Let the guard bound what predictions can cost.")] = True,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed of the programs' order; repeatable.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds, from 0. Default 3.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Programs per seed; every seed draws others.")] = None,
+    tool_s: Annotated[float, typer.Option(min=0, help="Median of tool durations the traces lack.")] = 1.0,
+    delay_s: Annotated[float, typer.Option(min=0, help="Client time between events the traces lack.")] = 0.0,
+    max_delay_s: Annotated[float, typer.Option(min=0, help="Longest recorded pause or tool that is kept.")] = 600.0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per core.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers here.")] = None,
+    html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a report with charts here.")] = None,
+) -> None:
+    """Simulate a server with different eviction orders and compare what they lose.
+
+    Options that are repeated form a grid. docs/simulator.md says what is simulated and how to read the numbers.
+
+    Example: kvflow simulate runs.jsonl.gz --sweep --host-tokens none --host-tokens 200% --html report.html
+    """
+    from kvflow.report import simulation_tables, write_simulation_html
+    from kvflow.sim import Waits, load_profile
+    from kvflow.sim.compare import DEFAULT_POLICIES, Plan, check, compare, grid
+    from kvflow.sim.summary import document
+
+    console = Console()
+    with _told_as_usage():
+        _check_folders(json_path, html)
+        workload = _read(traces, console)
+        setups = grid(
+            workload,
+            devices=_sizes(device_tokens or (SWEEP_DEVICES if sweep else DEFAULT_DEVICE)),
+            hosts=_sizes(host_tokens or ["none"]),
+            storages=_sizes([storage_tokens]),
+            concurrencies=concurrency or [DEFAULT_CONCURRENCY],
+            limit=limit,
+        )
+        plan = Plan(
+            profile=load_profile(profile, model),
+            setups=setups,
+            policies=tuple(policy or DEFAULT_POLICIES),
+            seeds=_seeds(seed, seeds),
+            limit=limit,
+            admission=cast("Admission", admission),  # checked below
+            guard=guard,
+            waits=Waits(tool_s=tool_s, delay_s=delay_s, max_delay_s=max_delay_s),
+        )
+        check(plan, workload)
+    _show_plan(console, plan, workload)
+    with _progress(console, plan, workload) as on_progress:
+        runs = compare(plan, workload, jobs=jobs or os.cpu_count() or 1, on_progress=on_progress)
+    result = circumstances() | document(plan, workload, runs)
+    for table in simulation_tables(result):
+        console.print(table)
+    if json_path:
+        _write(json_path, lambda: json_path.write_text(json.dumps(result)), console)
+    if html:
+        _write(html, lambda: write_simulation_html(result, html), console)
+
+
+@contextmanager
+def _told_as_usage() -> Iterator[None]:
+    """Tell what is wrong with the command the way typer does."""
+    try:
+        yield
+    except KVFlowError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _check_folders(*paths: Path | None) -> None:
+    """Refuse files that could not be written, before the work is done."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent} to write {path.name} to")
+
+
+def _read(paths: list[Path], console: Console) -> Workload:
+    from kvflow.sim.workload import read_workload
+
+    bad: list[BadRow | BadEvent] = []
+    workload = read_workload(paths, bad.append)
+    for file in workload.files:
+        left_out = f"; [yellow]{file.bad_rows:,} rows could not be used[/yellow]" if file.bad_rows else ""
+        console.print(
+            f"{escape(file.name)} ({escape(file.source)}): {file.programs:,} programs, {file.calls:,} LLM calls, "
+            f"tokens {file.token_counts}{left_out}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    for each in bad[:SHOWN_BAD_ROWS]:
+        typer.echo(f"left out: {each}", err=True)
+    if len(bad) > SHOWN_BAD_ROWS:
+        typer.echo(f"... and {len(bad) - SHOWN_BAD_ROWS} more rows that could not be used", err=True)
+    return workload
+
+
+def _sizes(texts: Iterable[str]) -> list[Size]:
+    """Sizes of a repeatable option; commas separate several in one."""
+    from kvflow.sim.workload import parse_size
+
+    return [parse_size(part) for text in texts for part in text.split(",")]
+
+
+def _seeds(seed: list[int] | None, seeds: int | None) -> tuple[int, ...]:
+    if seed and seeds:
+        raise typer.BadParameter("give either --seed or --seeds")
+    return tuple(dict.fromkeys(seed)) if seed else tuple(range(seeds or DEFAULT_SEEDS))
+
+
+def _show_plan(console: Console, plan: Plan, workload: Workload) -> None:
+    """Print the sizes that came of shares, and what does not fit."""
+    from kvflow.report.simulation_record import amount
+
+    programs = min(plan.limit or len(workload.programs), len(workload.programs))
+    console.print(
+        f"{plan.simulations} simulations: {len(plan.all_policies)} policies, "
+        f"{len(plan.seeds)} seeds, {programs} programs each; profile {escape(plan.profile.name)}, "
+        f"admission {plan.admission}; a program's longest context has {workload.context_tokens:,.0f} tokens on average",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for setup in plan.setups:
+        console.print(
+            f"  {setup.concurrency} at a time: device {amount(setup.device_tokens, setup.device_size)}, "
+            f"host {amount(setup.host_tokens, setup.host_size)}, "
+            f"storage {amount(setup.storage_tokens, setup.storage_size)}{_misfits(setup, plan, workload)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _misfits(setup: Setup, plan: Plan, workload: Workload) -> str:
+    count = workload.too_long(setup.device_tokens, plan.settings(setup, "lru", 0).page_tokens)
+    if not count:
+        return ""
+    longest = workload.request_tokens[-1]
+    return f"; [yellow]{count:,} requests do not fit (the longest has {longest:,} tokens) and are rejected[/yellow]"
+
+
+@contextmanager
+def _progress(console: Console, plan: Plan, workload: Workload) -> Iterator[Callable[[int, int], None]]:
+    """A bar of LLM calls, refreshed by hand: processes that are forked must not meet a thread of ours."""
+    share = min(plan.limit or len(workload.programs), len(workload.programs)) / len(workload.programs)
+    total = round(len(workload.request_tokens) * share * plan.simulations)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task(f"0 of {plan.simulations}", total=total)
+
+        def show(runs: int, calls: int) -> None:
+            known = calls if runs == plan.simulations else max(total, calls)
+            bar.update(task, description=f"{runs} of {plan.simulations}", completed=calls, total=known, refresh=True)
+
+        yield show
+
+
+def _write(path: Path, write: Callable[[], object], console: Console) -> None:
+    try:
+        write()
+    except (OSError, KVFlowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        console.print(f"[red]error[/red] cannot write {escape(str(path))}: {reason}", highlight=False)
+        raise typer.Exit(1) from None
+    console.print(f"written: {escape(str(path))}", highlight=False)

@@ -1,0 +1,341 @@
+"""Recordings: a program's facts become threads, and the client writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import kvflow
+from kvflow.client import outbox
+from kvflow.trace import BadRow, Event, LLMCall, ToolEnd, ToolStart, WorkflowEnd, open_trace, programs
+from kvflow.trace.messages import MessagePart, Usage, prompt_parts, usage
+from kvflow.trace.record import WorkflowRecording
+
+
+def part(name: str, tokens: int = 10, role: str = "user") -> MessagePart:
+    return MessagePart(role, name, tokens)
+
+
+def answer(name: str, tokens: int = 5) -> MessagePart:
+    return MessagePart("assistant", name, tokens)
+
+
+SYSTEM = part("system", 50, "system")
+
+
+class Told(WorkflowRecording):
+    """A recording that is told whole calls."""
+
+    def call(self, step: str, start_s: float, end_s: float, *parts: MessagePart, said: str = "") -> None:
+        name = f"{step}@{start_s}"
+        self.asked(start_s, name, step, parts)
+        self.answered(end_s, name, Usage(None, None, answer(said or name)))
+
+    def done(self) -> list[Event]:
+        found = list(self.events(100.0))
+        bad: list[Any] = []
+        assert len(list(programs(found, bad))) == 1
+        assert bad == []
+        return found
+
+
+def calls(events: list[Event]) -> list[LLMCall]:
+    return [event for event in events if isinstance(event, LLMCall)]
+
+
+def shape(events: list[Event]) -> str:
+    return " ".join(
+        event.event + ("" if event.thread == "main" else f"@{event.thread}")
+        for event in events
+        if hasattr(event, "thread")
+    )
+
+
+def test_steps_one_after_another_are_one_thread_and_continue_their_own_calls() -> None:
+    told = Told("w", "demo", 10.0, origin_s=10.0, tenant="me")
+    told.step_started(10.0, "m", "main")
+    told.step_started(10.5, "p", "planner", "m", fixed_messages=1)
+    told.call("p", 11.0, 13.0, SYSTEM, part("task"), said="plan")
+    told.tool_started(13.0, "x", "p", "search", "web")
+    told.tool_ended(14.5, "x")
+    told.call("p", 15.0, 16.0, SYSTEM, part("task"), answer("plan"), part("result"))
+    told.step_ended(16.0, "p")
+    events = told.done()
+    assert shape(events) == "llm_call tool_start tool_end llm_call"
+    first, second = calls(events)
+    assert (first.agent, first.t, first.delay_s, first.llm_s) == ("planner", 1.0, 1.0, 2.0)
+    assert (second.delay_s, second.prompt.base, second.prompt.keep_tokens) == (0.5, first.call, 65)
+    assert (first.fixed_tokens, second.fixed_tokens) == (50, 50)
+    assert next(event for event in events if isinstance(event, ToolEnd)).seconds == 1.5
+    assert next((event.tool, event.verb) for event in events if isinstance(event, ToolStart)) == ("search", "web")
+    assert events[-1] == WorkflowEnd(workflow="w", t=90.0)
+
+
+def test_steps_that_overlap_are_threads_and_what_follows_them_joins_them() -> None:
+    told = Told("w", "demo", 0.0)
+    told.step_started(0.0, "m", "main")
+    told.step_started(0.0, "p", "planner", "m")
+    told.call("p", 0.0, 1.0, part("task"), said="plan")
+    told.step_ended(1.0, "p")
+    for number in range(3):
+        told.step_started(1.0 + number / 10, f"w{number}", "worker", "m")
+    for number in range(3):
+        told.call(f"w{number}", 1.5, 3.0, part("task"), answer("plan"), part(str(number)))
+        told.step_ended(3.0 + number, f"w{number}")
+    told.step_started(6.0, "j", "judge", "m")
+    told.call("j", 6.0, 7.0, part("all"))
+    events = told.done()
+    assert shape(events) == (
+        "llm_call spawn spawn spawn llm_call@worker llm_call@worker#2 llm_call@worker#3 join join join llm_call"
+    )
+    planner, *workers, judge = calls(events)
+    assert {(call.prompt.base, call.prompt.keep_tokens) for call in workers} == {(planner.call, 15)}
+    assert [call.delay_s for call in workers] == [0.5, 0.5, 0.5]
+    assert judge.prompt.base is None
+    assert judge.delay_s == 1.0
+
+
+def test_calls_of_one_step_that_overlap_are_threads_too_and_do_not_see_each_other() -> None:
+    told = Told("w", "demo", 0.0)
+    told.step_started(0.0, "m", "main")
+    for number in range(2):
+        told.asked(0.1 * number, f"c{number}", "m", [SYSTEM, part(str(number))])
+    for number in range(2):
+        told.answered(2.0, f"c{number}", Usage(100, 20, answer("both")))
+    told.call("m", 3.0, 4.0, SYSTEM, part("0"), answer("both"), part("more"))
+    events = told.done()
+    assert shape(events) == "spawn spawn llm_call@main#2 llm_call@main#3 join join llm_call"
+    one, other, _ = calls(events)
+    assert one.prompt.add[0].content.partition(".")[0] == other.prompt.add[0].content.partition(".")[0]
+    assert (one.prompt.base, other.prompt.base) == (None, None)
+    assert (one.prompt.tokens, one.output_tokens) == (100, 20)
+
+
+def test_an_answer_nobody_saw_is_found_in_a_later_prompt() -> None:
+    told = Told("w", "demo", 0.0)
+    told.asked(0.0, "a", "m", [part("task")])
+    told.asked(5.0, "b", "m", [part("task"), answer("streamed", 33), part("go on")])
+    events = told.done()
+    first, second = calls(events)
+    assert (first.output_tokens, first.llm_s, second.delay_s) == (33, None, None)
+    assert second.prompt.keep_tokens == 43
+    assert second.output_tokens == 0
+    assert first.agent == "main"
+
+
+def test_a_workflow_that_never_ended_has_what_was_seen_of_it() -> None:
+    told = Told("w", "demo", 0.0)
+    told.step_started(0.0, "m", "main")
+    told.tool_started(1.0, "x", "m", "search")
+    told.asked(2.0, "a", "m", [])
+    events = list(told.events())
+    assert shape(events) == "tool_start tool_end"
+    assert not any(isinstance(event, WorkflowEnd) for event in events)
+
+
+def test_prompts_are_named_by_what_they_say() -> None:
+    body = {
+        "tools": [{"name": "search"}],
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "search"}}]},
+        ],
+    }
+    parts = prompt_parts(body)
+    assert [each.role for each in parts] == ["tools", "system", "user", "assistant"]
+    assert len({each.name for each in parts}) == 4
+    assert prompt_parts(body) == parts
+    assert [each.tokens for each in prompt_parts({"prompt": "x" * 300})] == [80, 6]
+    assert [each.tokens for each in prompt_parts({"text": ["ab", "cd"]})] == [1]
+    assert [each.tokens for each in prompt_parts({"input_ids": [1, 2, 3]})] == [3]
+    assert prompt_parts({"messages": [3]}) == prompt_parts({}) == []
+
+
+def test_answers_look_like_the_message_in_the_next_prompt() -> None:
+    message = {"role": "assistant", "content": "hi", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
+    body = {"choices": [{"message": message}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    assert usage(body) == Usage(7, 3, prompt_parts({"messages": [message]})[0])
+    assert usage({"text": "hi", "meta_info": {"prompt_tokens": 7, "completion_tokens": 3}})[:2] == (7, 3)
+    assert usage({"choices": [{"text": "hi"}]})[2] == MessagePart("text", usage({"text": "hi"})[2].name, 1)  # type: ignore[union-attr]
+    for odd in ({}, {"choices": []}, {"choices": [3]}, {"usage": [1]}, {"usage": {"prompt_tokens": -1}}):
+        assert usage(odd) == Usage()
+
+
+def fact(kind: str, at_s: float, workflow: str = "w", **fields: Any) -> dict[str, Any]:
+    return {"fact": kind, "workflow": workflow, "at_s": at_s, **fields}
+
+
+def recorded() -> list[dict[str, Any]]:
+    facts = []
+    for number in range(2):
+        workflow, at_s = f"w{number}", 100.0 + number
+        facts += [
+            fact("step_start", at_s, workflow, step="m", agent="main", type="demo"),
+            fact("step_start", at_s, workflow, step="a", outer="m", agent="writer", fixed_tokens=40),
+            fact("llm_start", at_s + 1, workflow, step="a", call="c", parts=[["user", "x", 60]]),
+            fact("llm_end", at_s + 2, workflow, call="c", output_tokens=9, answer=["assistant", "y", 8]),
+            fact("tool_start", at_s + 2, workflow, step="a", call="t", tool="run"),
+            fact("tool_end", at_s + 3, workflow, call="t"),
+            fact("step_end", at_s + 4, workflow, step="a"),
+            fact("workflow_end", at_s + 5, workflow),
+        ]
+    return facts
+
+
+def test_a_file_of_facts_is_a_trace(imported: Any) -> None:
+    rows = sorted(recorded(), key=lambda row: row["at_s"])
+    found = imported(*rows)
+    assert [(start.workflow, start.type, start.t) for start in found.starts] == [
+        ("w0", "demo", 0.0),
+        ("w1", "demo", 1.0),
+    ]
+    assert [(call.agent, call.prompt.tokens, call.output_tokens, call.fixed_tokens) for call in found.calls] == [
+        ("writer", 60, 9, 40)
+    ] * 2
+    assert len(found.programs) == 2
+
+
+def test_facts_that_make_no_sense_are_reported(imported: Any) -> None:
+    rows = recorded()
+    odd = [fact("llm_end", 1.0, "unknown"), fact("dance", 1.0), fact("step_start", -1.0), {"fact": "step_end"}]
+    found = imported(*rows[:3], *odd, *rows[3:])
+    assert [each.line for each in found.bad] == [4, 5, 6, 7]
+    assert len(found.programs) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_facts_lost_or_out_of_order_never_break_it(imported: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    rows = recorded()
+    for _ in range(4):
+        del rows[chance.randrange(len(rows))]
+    if seed % 2:
+        chance.shuffle(rows)
+    for program in imported(*rows, fact("step_start", 100.0)).programs:
+        assert len(program.calls) <= 1
+
+
+@pytest.fixture
+def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "facts.jsonl"
+    monkeypatch.setenv("KVFLOW_RECORD", str(path))
+    settings = outbox.outbox().settings
+    kvflow.configure(hints="off")
+    yield path
+    outbox.outbox().use(settings)
+
+
+def respond(request: httpx.Request) -> httpx.Response:
+    body = json.loads(request.content)
+    if body.get("stream"):
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, text="data: [DONE]\n\n")
+    message = {"role": "assistant", "content": f"answer {len(body['messages'])}"}
+    counts = {"prompt_tokens": 100 * len(body["messages"]), "completion_tokens": 11, "total_tokens": 0}
+    return httpx.Response(
+        200,
+        json={
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+            "usage": counts,
+        },
+    )
+
+
+def system_and(*said: str) -> list[dict[str, str]]:
+    roles = ["user", "assistant"] * len(said)
+    return [{"role": "system", "content": "you are terse" * 9}] + [
+        {"role": role, "content": text} for role, text in zip(roles, said, strict=False)
+    ]
+
+
+def read(path: Path) -> list[Event]:
+    bad: list[BadRow] = []
+    events = list(open_trace(path, bad.append)[1])
+    assert bad == []
+    return events
+
+
+def test_the_client_records_what_a_program_does(facts: Path) -> None:
+    @kvflow.tool
+    def search() -> str:
+        return "found"
+
+    @kvflow.agent("researcher", fixed_prompt_messages=1)
+    def research(client: Any) -> None:
+        client.post("http://llm.test/v1/chat/completions", json={"messages": system_and("go")})
+        search()
+        messages = system_and("go", "answer 2", "found")
+        client.post("http://llm.test/v1/chat/completions", json={"messages": messages})
+        client.post("http://llm.test/other", json={"messages": messages})
+
+    with httpx.Client(transport=httpx.MockTransport(respond)) as client, kvflow.workflow("demo", tenant="me"):
+        research(kvflow.instrument(client))
+    events = read(facts)
+    assert shape(events) == "llm_call tool_start tool_end llm_call"
+    first, second = calls(events)
+    assert (first.agent, first.prompt.tokens, first.output_tokens) == ("researcher", 200, 11)
+    assert (second.prompt.tokens, second.prompt.base, second.prompt.keep_tokens) == (400, first.call, 211)
+    assert first.fixed_tokens == first.prompt.add[0].tokens
+    assert first.llm_s is not None
+    assert "terse" not in facts.read_text()
+
+
+async def test_the_openai_client_is_recorded_and_what_runs_side_by_side_is_too(facts: Path) -> None:
+    async def slowly(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0.02)
+        return respond(request)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(slowly))
+    client = kvflow.instrument(openai.AsyncOpenAI(api_key="x", base_url="http://llm.test/v1", http_client=http))
+
+    @kvflow.agent
+    async def worker(number: int) -> None:
+        await client.chat.completions.create(model="m", messages=system_and(str(number)))  # type: ignore[arg-type]
+
+    async with kvflow.workflow("demo"):
+        await asyncio.gather(*(worker(number) for number in range(3)))
+        async with kvflow.step("streamer"):
+            stream = await client.chat.completions.create(model="m", messages=system_and("s"), stream=True)  # type: ignore[call-overload]
+            assert [chunk async for chunk in stream] == []
+    await http.aclose()
+    kvflow.uninstrument(client)
+    assert "_process_response" not in vars(client)
+    events = read(facts)
+    expected = "spawn spawn spawn llm_call@worker llm_call@worker#2 llm_call@worker#3 join join join llm_call"
+    assert shape(events) == expected
+    assert [call.output_tokens for call in calls(events)] == [11, 11, 11, 0]
+
+
+def test_errors_while_recording_do_not_reach_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: Path
+) -> None:
+    monkeypatch.setenv("KVFLOW_RECORD", str(tmp_path))  # a folder
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=["odd"]))
+    with httpx.Client(transport=transport) as client, kvflow.workflow("demo"):
+        kvflow.instrument(client)
+        url = "http://llm.test/v1/completions"
+        assert client.post(url, json={"prompt": "x"}).json() == ["odd"]
+        monkeypatch.setenv("KVFLOW_RECORD", str(facts))
+        for content in (b"{broken", b"[]", b""):
+            headers = {"content-type": "application/json"}
+            assert client.post(url, content=content, headers=headers).is_success
+
+
+def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVFLOW_RECORD", raising=False)
+    with httpx.Client(transport=httpx.MockTransport(respond)) as client:
+        kvflow.instrument(client)
+        assert client.event_hooks["response"] == []
+        kvflow.uninstrument(client)
