@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from kvflow.sim.workload import Workload, parse_size, read_workload  # noqa: E40
 RESULT = HERE / "results" / "simulate.json"
 PAGE = HERE.parent / "docs" / "results.md"
 DEVICES, HOSTS, CONCURRENCIES = ("30%", "50%", "70%"), ("none", "100%"), (8, 16)
+SERVERS = len(DEVICES) * len(HOSTS) * len(CONCURRENCIES)
 LEAST_PROGRAMS = 2 * max(CONCURRENCIES)
 """Fewer would leave the closed loop little time in which all places are taken."""
 CALLS_PER_S = 1100
@@ -68,67 +70,74 @@ def main() -> None:
     print(f"written: {page.name}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file with servers that have not been simulated yet.
+
+    Attributes:
+        programs, calls: of one simulation.
+    """
+
+    name: str
+    path: Path
+    setups: list[Setup]
+    programs: int
+    calls: int
+
+
 def run(options: argparse.Namespace) -> None:
     """Simulate what is missing."""
-    settings = {name: getattr(options, name) for name in ("seeds", "calls", "limit", "profile")}
-    settings |= {"policies": list(options.policies), "devices": DEVICES, "hosts": HOSTS, "concurrencies": CONCURRENCIES}
-    settings = json.loads(json.dumps(settings))
-    result = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
+    names = ("seeds", "calls", "limit", "profile", "policies")
+    settings = {name: getattr(options, name) for name in names} | {"devices": DEVICES, "hosts": HOSTS}
+    settings = json.loads(json.dumps(settings | {"concurrencies": CONCURRENCIES}))
+    result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
     if result.setdefault("settings", settings) != settings:
         sys.exit(f"{options.json.name} was made with other settings: {result['settings']}; name another file by --json")
-    result |= {"bench": "simulate", **circumstances(), "profile": load_profile(options.profile).model_dump()}
+    profile = load_profile(options.profile)
+    result |= {"bench": "simulate", **circumstances(), "profile": profile.model_dump()}
     todo = list(missing(options, result["sources"]))
-    simulations = len(DEFAULT_POLICIES) * options.seeds
-    left = sum(calls * len(setups) * simulations for _, _, _, setups, calls in todo)
+    plan = Plan(profile=profile, setups=(), policies=options.policies, seeds=range(options.seeds))
+    simulations = len(plan.all_policies) * options.seeds
+    left = total = sum(source.calls * len(source.setups) * simulations for source in todo)
     print(
         f"{len(todo)} sources, {left:,} LLM calls to simulate; about {left / CALLS_PER_S / options.jobs / 60:.0f} min"
     )
-    began_s, total = time.perf_counter(), left
-    for name, workload, limit, setups, calls in todo:
-        for setup in setups:
-            plan = Plan(
-                profile=load_profile(options.profile),
-                setups=[setup],
-                policies=tuple(options.policies),
-                seeds=range(options.seeds),
-                limit=limit,
-            )
-            enter(result, name, document(plan, workload, compare(plan, workload, jobs=options.jobs)))
+    began_s = time.perf_counter()
+    for source in todo:
+        workload, _ = fitting(read_workload([source.path]), options)
+        for setup in source.setups:
+            here = replace(plan, setups=[setup], limit=source.programs)
+            enter(result, source.name, document(here, workload, compare(here, workload, jobs=options.jobs)))
             write(result, options.json)
-            left -= calls * simulations
-            spent_s = time.perf_counter() - began_s
-            rest_min = spent_s / (total - left) * left / 60
-            print(
-                f"{name}: {setup.concurrency} at a time, device {setup.device_size}, host {setup.host_size}: "
-                f"{told(result, name)}; about {rest_min:.0f} min left",
-                flush=True,
-            )
+            left -= source.calls * simulations
+            rest_min = (time.perf_counter() - began_s) / (total - left) * left / 60
+            print(f"{told(result, source.name)}; about {rest_min:.0f} min left", flush=True)
 
 
-def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[tuple[str, Workload, int, list[Setup], int]]:
-    """What is not in the result yet: name, programs, how many of them, servers, LLM calls per simulation."""
-    files = sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz"))
-    for path in files:
+def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Source]:
+    """What is not in the result yet."""
+    for path in sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz")):
         name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
-        if not any(part in name for part in options.sources):
-            continue
         known = done.get(name, {}).get("setups", [])
-        if len(known) == len(DEVICES) * len(HOSTS) * len(CONCURRENCIES):
+        if not any(part in name for part in options.sources) or len(known) == SERVERS:
             continue
         try:
-            workload = read_workload([path])
+            workload, setups = fitting(read_workload([path]), options)
         except TraceError as error:
             print(f"left out: {name}: {str(error).replace(str(path), path.name).partition(' (')[0]}")
             continue
-        workload, setups = fitting(workload, options)
         if len(workload.programs) < min(CONCURRENCIES):
             print(f"left out: {name}: {len(workload.programs)} programs are too few")
             continue
-        calls_each = len(workload.request_tokens) / len(workload.programs)
-        limit = programs_of(workload, options)
         finished = [(setup["concurrency"], setup["host_size"], setup["device_size"]) for setup in known]
-        left = [s for s in setups if (s.concurrency, s.host_size, s.device_size) not in finished]
-        yield name, workload, limit, left, round(limit * calls_each)
+        programs = programs_of(workload, options)
+        yield Source(
+            name=name,
+            path=path,
+            setups=[s for s in setups if (s.concurrency, s.host_size, s.device_size) not in finished],
+            programs=programs,
+            calls=round(programs * len(workload.request_tokens) / len(workload.programs)),
+        )
 
 
 def programs_of(workload: Workload, options: argparse.Namespace) -> int:
@@ -188,13 +197,14 @@ def write(result: dict[str, Any], path: Path) -> None:
 
 
 def told(result: dict[str, Any], name: str) -> str:
-    """The last server of a source in a line."""
-    policies = result["sources"][name]["setups"][-1]["policies"]
+    """The last server of a source in a line: what every policy lost, relative to LRU."""
+    setup = result["sources"][name]["setups"][-1]
     cells = []
-    for policy in policies:
+    for policy in setup["policies"]:
         ratio = policy["relative"].get("lost_s")
         cells.append(f"{policy['policy']} " + (f"{ratio['mean']:.2f}" if ratio else "–"))
-    return ", ".join(cells)
+    where = f"{setup['concurrency']} at a time, device {setup['device_size']}, host {setup['host_size']}"
+    return f"{name}: {where}: {', '.join(cells)}"
 
 
 if __name__ == "__main__":

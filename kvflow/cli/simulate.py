@@ -40,12 +40,8 @@ def simulate(
     policy: Annotated[
         list[str] | None, typer.Option(help="Eviction order; repeatable. By default all, LRU and Belady with them.")
     ] = None,
-    device_tokens: Annotated[
-        list[str] | None, typer.Option(help=f"Device size: {SIZE_HELP}. Default 50%.")
-    ] = None,
-    host_tokens: Annotated[
-        list[str] | None, typer.Option(help="Host tier, likewise, or none. Default none.")
-    ] = None,
+    device_tokens: Annotated[list[str] | None, typer.Option(help=f"Device size: {SIZE_HELP}. Default 50%.")] = None,
+    host_tokens: Annotated[list[str] | None, typer.Option(help="Host tier, likewise, or none. Default none.")] = None,
     storage_tokens: Annotated[str, typer.Option(help="Storage tier below the host tier: one size.")] = "none",
     concurrency: Annotated[
         list[int] | None, typer.Option(min=1, help="Programs that run at a time; repeatable. Default 16.")

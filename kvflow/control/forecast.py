@@ -121,7 +121,9 @@ class Forecaster:
                 due_s = max(expected)
             return probability, round(due_s, 2)
         if context is not None and context.turns and not workflow.declared:
-            return self._return(workflow, agent, context, now_s)
+            later, due_s = self._return(workflow, agent, context, now_s)
+            if ahead is None or ahead.steps is None:
+                return later, due_s
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             # only the graph's earliest step is known, or nothing at all
             return (1.0 if steps is not None else later), now_s + (steps or 0.0) * self._step_s(workflow, agent)

@@ -72,11 +72,6 @@ class Role:
         """Whether tails of this agent are worth keeping once its step is over: yes, until most proved not to be."""
         return self.tails_wasted < _MIN_WASTED or 4 * self.tails_reused >= self.tails_wasted
 
-    @property
-    def tail_share(self) -> float:
-        """Share of this agent's tails that a later prompt extended, two such tails being imagined."""
-        return (self.tails_reused + 2) / (self.tails_reused + self.tails_wasted + 2)
-
     def settle_tail(self, *, reused: bool) -> None:
         """Add to the experience with this agent's tails; older experience fades."""
         if self.tails_reused + self.tails_wasted >= _TAIL_MEMORY:
@@ -130,7 +125,7 @@ class Claim:
     @property
     def keeps_tail(self) -> bool:
         """Whether the dynamic tail is worth keeping: while the step runs, later only if experience says so."""
-        return not self.retired and (self.steps == 0 or self.role.reuses_tails)
+        return not self.retired and (self.steps == 0 or self.since_s is not None or self.role.reuses_tails)
 
     @property
     def expected(self) -> bool:

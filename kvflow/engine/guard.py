@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kvflow.engine.shadow import ShadowLRU
 from kvflow.policy import ServingCosts
 
-SAMPLE = 4
-"""One digest in so many is followed in the shadow cache."""
+_SHADOW_UNITS = 4096
+"""A cache of more units than this is followed by samples of its digests."""
 _LEAST_SHARE = 1 / 16
 _TRIAL_SHARE = 1 / 4
 _MAX_REST = 64
@@ -26,11 +26,13 @@ class MemoryView:
         device_tokens: capacity of the device.
         host_tokens: capacity of the host tier; 0 without one.
         private_tokens: tokens on the device that running requests have not entered into the cache yet.
+        chunk_tokens: how many tokens of a prompt are computed and entered at a time.
     """
 
     device_tokens: int
     host_tokens: int
     private_tokens: int
+    chunk_tokens: int = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class Guard:
         self._settings = settings or GuardSettings()
         self._device = ShadowLRU()
         self._host = ShadowLRU()
+        self._sample = 0
         self._running: dict[Hashable, list[int]] = {}
         self._balance_s = 0.0
         self._rest = 1
@@ -123,22 +126,24 @@ class Guard:
             memory: what there is.
         """
         unit = self._unit_tokens
+        if not self._sample:
+            self._sample = max(1, memory.device_tokens // (unit * _SHADOW_UNITS))
         actual_s = shadow_s = 0.0
         sampled = []
         for index, digest in enumerate(digests):
-            if digest % SAMPLE:
+            if digest % self._sample:
                 continue
             sampled.append(digest)
             end = (index + 1) * unit
             is_cached = end <= device_hit + host_hit
             was_cached = digest in self._device or digest in self._host
-            self._missed_tokens += (end > device_hit) * unit * SAMPLE
+            self._missed_tokens += (end > device_hit) * unit * self._sample
             if not is_cached and not was_cached:
                 continue  # new to both
             if is_cached and not was_cached:
-                self.regret.gained_tokens += unit * SAMPLE
+                self.regret.gained_tokens += unit * self._sample
             elif was_cached and not is_cached:
-                self.regret.lost_tokens += unit * SAMPLE
+                self.regret.lost_tokens += unit * self._sample
             if end > device_hit:
                 actual_s += self._miss_s(end, backed_up=is_cached)
             if digest not in self._device:
@@ -147,17 +152,18 @@ class Guard:
             self.ended(next(iter(self._running)), (), memory=memory)
         self._running[key] = sampled
         device, host = self._capacities(memory)
-        self._device.hold(sampled, device)
+        group = max(1, memory.chunk_tokens // (unit * self._sample))
+        self._device.hold(sampled, device, group)
         if host:
-            self._host.hold(sampled, host)
-        self._judge(actual_s * SAMPLE, shadow_s * SAMPLE, memory)
+            self._host.hold(sampled, host, group)
+        self._judge(actual_s * self._sample, shadow_s * self._sample, memory)
 
     def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView) -> None:
         """A request has ended, or was retracted or given up; ``digests`` are those of all it leaves in the cache."""
         held = self._running.pop(key, None)
         if held is None:
             return
-        added = [digest for digest in digests if not digest % SAMPLE][len(held) :]
+        added = [digest for digest in digests if not digest % self._sample][len(held) :]
         device, host = self._capacities(memory)
         self._device.release(held, added, device)
         if host:
@@ -175,7 +181,7 @@ class Guard:
         self._host.clear()
 
     def _capacities(self, memory: MemoryView) -> tuple[int, int]:
-        scale = self._unit_tokens * SAMPLE
+        scale = self._unit_tokens * self._sample
         return max(0, memory.device_tokens - memory.private_tokens) // scale, memory.host_tokens // scale
 
     def _miss_s(self, end: int, *, backed_up: bool) -> float:

@@ -116,10 +116,11 @@ class Owners:
                     tail_steps = _least(tail_steps, claim.steps)
             if not claim.expected or (is_fixed and self._counted(claim)):
                 continue
-            share = 1.0 if is_fixed or claim.since_s is not None else claim.role.tail_share
-            rate_hz += claim.rate_hz(clock) * share
+            if not (is_fixed or claim.keeps_tail):
+                continue
+            rate_hz += claim.rate_hz(clock)
             next_s = _least(next_s, claim.next_s(clock))
-            probability = max(probability, claim.probability * share)
+            probability = max(probability, claim.probability)
         return Standing(
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,

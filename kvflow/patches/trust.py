@@ -25,6 +25,9 @@ class Trust:
     Args:
         coordinator: its order is guarded, and what its requests save measures the damage.
         unit_tokens: tokens per digest.
+
+    Attributes:
+        regret: what predictions have cost and gained against LRU since start or the last reset, whichever the order.
     """
 
     def __init__(self, settings: config.Guard, coordinator: Coordinator, unit_tokens: int) -> None:
@@ -32,6 +35,7 @@ class Trust:
         self._coordinator = coordinator
         self._unit_tokens = unit_tokens
         self._guard: Guard | None = None
+        self.regret = Regret()
         self.restart()
 
     @property
@@ -44,11 +48,6 @@ class Trust:
         """Whether predictions have a say at all."""
         return self._guard is None or self._guard.active
 
-    @property
-    def regret(self) -> Regret:
-        """What predictions have cost and gained against LRU."""
-        return self._guard.regret if self._guard is not None else Regret()
-
     def restart(self) -> None:
         """Trust the order that is in use now, whatever another one has done."""
         self._policy = self._coordinator.policy
@@ -57,6 +56,7 @@ class Trust:
         elif self._guard is None:
             patience = GuardSettings(budget=self._settings.budget, tolerance=self._settings.tolerance)
             self._guard = Guard(self._coordinator.costs, self._unit_tokens, patience)
+            self._guard.regret = self.regret
         else:
             self._guard.restart()
 
@@ -85,8 +85,9 @@ class Trust:
 
     def reset_regret(self) -> None:
         """Count from zero."""
+        self.regret = Regret()
         if self._guard is not None:
-            self._guard.regret = Regret()
+            self._guard.regret = self.regret
 
     def as_dict(self) -> dict[str, Any]:
         """State for ``GET /kvflow/v1/status``."""

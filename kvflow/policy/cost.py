@@ -13,7 +13,8 @@ class CostPolicy:
 
     ``value = (Σ over claims p / t) · saved / bytes``: p the probability of another use, t the expected time to it,
     saved the recompute, or the load if the next tier has a copy. Below all values are contexts of ended workflows,
-    then superseded states, then what nobody claims.
+    then superseded states, then what nobody claims; above those of dynamic tails are fixed prompts, which workflows
+    yet unseen will want too.
 
     Source: ours. For one claim, equal costs and certain uses it is Belady's order on expected next uses; the value
     density is GreedyDual-Size's (Cao and Irani, 1997) with a predicted rate in place of an aged frequency.
@@ -31,7 +32,7 @@ class CostPolicy:
         if standing.rate_hz > 0:
             position = standing.end_tokens - leaf.tokens // 2
             return (
-                EvictionClass.TAIL,
+                EvictionClass.TAIL if standing.fixed_steps is None else EvictionClass.FIXED,
                 standing.rate_hz * self._costs.saved_token_s(position, backed_up=leaf.backed_up),
             )
         if standing.retired:

@@ -69,10 +69,11 @@ class Memory:
         """Pages that are free or can be made so."""
         return self.free_pages + self.tree.evictable_pages
 
-    def view(self) -> MemoryView:
-        """What there is, as the guard wants to know it."""
+    def view(self, started_tokens: int = 0) -> MemoryView:
+        """What there is, as the guard wants to know it; ``started_tokens`` it knows of already."""
         page = self.page_tokens
-        return MemoryView(self.device_pages * page, self.host_pages * page, self.private_tokens)
+        private = self.private_tokens - started_tokens
+        return MemoryView(self.device_pages * page, self.host_pages * page, private, self._profile.chunk_tokens)
 
     def make_room(self, pages: int) -> bool:
         """Free so many pages of the device; tells whether they are."""
@@ -120,29 +121,29 @@ class Memory:
                 return
             self.tree.set_host(one)
 
-    def keep_copy(self, node: Node, start_pages: int) -> None:
-        """Copy to the host what it lacks of a prompt from ``start_pages`` on (write-through).
+    def keep_copy(self, node: Node, counted: int) -> None:
+        """Copy to the host what it lacks of a prompt, if something of it was found or entered behind page ``counted``.
 
-        The host's memory is taken at once, the copy takes its time, and the device's stays locked meanwhile. What
-        finds no room, because the host is full of copies of what is on the device, is tried again with the next hit.
+        Write-through: the host's memory is taken at once, the copy takes its time, and the device's stays locked
+        meanwhile. What finds no room, as long as the host is full of copies of what is on the device, is tried again
+        with the next hit.
         """
-        if not self.host_pages:
+        if not self.host_pages or node.end <= counted:
             return
+        lacking: list[Node] = []
+        current = node
+        while current.parent is not None and not current.on_host:
+            lacking.append(current)
+            current = current.parent
         copied: list[Node] = []
-        for span in reversed(_between(node, start_pages)):
-            if span.on_host:
-                continue
-            parent = span.parent
-            if parent is None or (parent.parent is not None and not parent.on_host):
+        for one in reversed(lacking):
+            if not self._host_room(one.key.pages):
                 break
-            if not self._host_room(span.key.pages):
-                break
-            self.tree.set_host(span)
-            copied.append(span)
+            self.tree.set_host(one)
+            copied.append(one)
         if copied:
             self.tree.lock(copied[-1])
-            start = copied[0].end - copied[0].key.pages
-            self._backups.put((copied[-1], start, sum(len(span.key) for span in copied)))
+            self._backups.put((copied[-1], current.end, sum(len(one.key) for one in copied)))
 
     def _back_up(self) -> Iterator[Any]:
         while True:

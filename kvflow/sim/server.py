@@ -17,6 +17,7 @@ from typing import Literal
 import simpy
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
+from kvflow.engine.guard import MemoryView
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
 from kvflow.sim.request import Request
@@ -158,12 +159,14 @@ class Server:
         reserve = self._profile.reserve_tokens * (len(self._running) + admitted + 1) // memory.page_tokens
         alone = not self._running and not admitted
         available = memory.available_pages
-        if need > available or (need + reserve > available and not alone) or not memory.make_room(need):
+        if need > available or (need + reserve > available and not alone):
             tree.unlock(node)
             return False
         if node is not device:
+            memory.make_room(node.end - device.end)
             request.load_until_s = memory.load_back(node, device)
         page = memory.page_tokens
+        memory.make_room(ceil(request.goal / page) - node.end + 1)  # a page more than it needs, as SGLang frees
         request.node = node
         request.computed = node.end * page
         request.hits = {"device": device.end * page, "host": (node.end - device.end) * page}
@@ -234,7 +237,7 @@ class Server:
 
     def _count(self, request: Request) -> None:
         request.counted = True
-        memory, hits = self._memory, request.hits
+        hits = request.hits
         recomputed = self._accounting.prompt(
             request.prompt.tokens, request.prompt.digests, {Tier(tier): count for tier, count in hits.items()}
         )
@@ -246,8 +249,13 @@ class Server:
                 request.prompt.digests,
                 device_hit=hits["device"],
                 host_hit=hits["host"],
-                memory=memory.view(),
+                memory=self._view(request),
             )
+
+    def _view(self, starting: Request | None = None) -> MemoryView:
+        """Memory as the guard wants to know it: prompts that have started count as a whole, not as what is left."""
+        left = sum(one.goal - one.computed for one in {starting, self._chunked} if one is not None and one.counted)
+        return self._memory.view(left)
 
     # -- decode
 
@@ -273,9 +281,10 @@ class Server:
         count = len(self._running)
         steps = max(1, self._finishing[0][0] - self._step)
         steps = self._room_for(count, steps)
-        if not steps:
+        if not steps and count > 1:
             self._retract()
             return
+        steps = max(1, steps)  # one that is alone fits, or it would have been rejected
         step_s = self._profile.decode_s(count, self._context_tokens + count * steps / 2)
         began_s = self._env.now
         if self._waiting:  # nobody can be admitted before memory is released, by a request or by a copy under way
@@ -333,7 +342,7 @@ class Server:
         self.times.retractions += 1
         request.node = None
         if self._guard is not None:
-            self._guard.ended(request, (), memory=self._memory.view())
+            self._guard.ended(request, (), memory=self._view())
         self._waiting.insert(0, request)
 
     def _release(self, request: Request, generated: int) -> None:
@@ -356,7 +365,7 @@ class Server:
         self._tree.unlock(node)
         self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
         if self._guard is not None:
-            self._guard.ended(request, request.whole.digests, memory=memory.view())
+            self._guard.ended(request, request.whole.digests, memory=self._view())
         request.done.succeed(True)
 
 

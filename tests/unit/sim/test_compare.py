@@ -12,7 +12,8 @@ import pytest
 from kvflow.errors import ConfigError, TraceError
 from kvflow.report.simulation_record import Simulation
 from kvflow.sim import load_profile
-from kvflow.sim.compare import Plan, Run, Setup, compare, grid, quantile
+from kvflow.sim.compare import Plan, Run, Setup, compare, grid
+from kvflow.sim.measures import quantile
 from kvflow.sim.summary import Estimate, document, estimate, gap_note, relative, summarize, t_95
 from kvflow.sim.workload import Size, Workload, parse_size, read_workload
 from kvflow.trace import (
@@ -136,7 +137,7 @@ def test_a_workload_comes_from_files_and_tells_what_was_wrong(tmp_path: Path) ->
         ("trace.jsonl", 1, 2, 2)
     ] * 2
     assert len(found.programs) == 2
-    assert [str(each) for each in bad[:2]] == [f"{path}:10: {bad[0].problem}", f"workflow ghost: {bad[1].problem}"]
+    assert [str(each) for each in bad[:2]] == [f"{path}:11: {bad[0].problem}", f"workflow ghost: {bad[1].problem}"]
     write_trace(path, TraceHeader(source="test"), [WorkflowStart(workflow="a", type="t"), WorkflowEnd(workflow="a")])
     with pytest.raises(TraceError, match="no LLM call"):
         read_workload([path])
