@@ -4,7 +4,7 @@ For every file that can be imported: all policies on three device sizes, at two 
 with several seeds. Sizes are shares of what the programs that run at a time hold. Results go to a JSON file after every
 server, and what is in it already is not simulated again; docs/results.md is made from it.
 
-Usage: python bench/bench_simulate.py DATA [--sources swe tau] [--seeds 5] [--jobs 2] [--calls 1500] [--limit N]
+Usage: python bench/bench_simulate.py DATA [--sources swe tau] [--seeds 5] [--jobs 2] [--calls 1200] [--limit N]
        python bench/bench_simulate.py --page      only write docs/results.md again
 """
 
@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ from kvflow.sim.workload import Workload, parse_size, read_workload  # noqa: E40
 
 RESULT = HERE / "results" / "simulate.json"
 PAGE = HERE.parent / "docs" / "results.md"
-DEVICES, HOSTS, CONCURRENCIES = ("30%", "50%", "70%"), ("none", "100%"), (8, 16)
+DEVICES, HOSTS, CONCURRENCIES = ("30%", "50%", "70%"), ("none", "100%"), (12, 24)
 SERVERS = len(DEVICES) * len(HOSTS) * len(CONCURRENCIES)
-LEAST_PROGRAMS = 2 * max(CONCURRENCIES)
+LEAST_PROGRAMS = 32
 """Fewer would leave the closed loop little time in which all places are taken."""
-CALLS_PER_S = 1100
+CALLS_PER_S = 850
 """Of one process on an otherwise idle core; for the first estimate only."""
 MEASURES = (
     "lost_s", "recomputed_s", "reloaded_s", "stalled_s", "prefill_s", "ttft_p50_s", "ttft_p95_s", "queue_mean_s",
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--sources", nargs="*", default=[""], help="only files whose path has one of these in it")
     parser.add_argument("--policies", nargs="*", default=DEFAULT_POLICIES)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=1500, help="LLM calls per simulation, about; sets the programs")
+    parser.add_argument("--calls", type=int, default=1200, help="LLM calls per simulation, about; sets the programs")
     parser.add_argument("--limit", type=int, help="programs per simulation, instead of --calls")
     parser.add_argument("--profile", default="h200")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> None:
             write(result, options.json)
             left -= source.calls * simulations
             rest_min = (time.perf_counter() - began_s) / (total - left) * left / 60
-            print(f"{told(result, source.name)}; about {rest_min:.0f} min left", flush=True)
+            print(f"{told(result, source.name, setup)}; about {rest_min:.0f} min left", flush=True)
 
 
 def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Source]:
@@ -127,7 +127,7 @@ def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Sourc
             print(f"left out: {name}: {str(error).replace(str(path), path.name).partition(' (')[0]}")
             continue
         if len(workload.programs) < min(CONCURRENCIES):
-            print(f"left out: {name}: {len(workload.programs)} programs are too few")
+            print(f"left out: {name}: fewer than {min(CONCURRENCIES)} programs that fit")
             continue
         finished = [(setup["concurrency"], setup["host_size"], setup["device_size"]) for setup in known]
         programs = programs_of(workload, options)
@@ -147,20 +147,25 @@ def programs_of(workload: Workload, options: argparse.Namespace) -> int:
 
 
 def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, list[Setup]]:
-    """Leave out programs with requests that the smallest device cannot hold: a real server would not take them."""
-    while True:
-        setups = grid(
-            workload,
-            devices=map(parse_size, DEVICES),
-            hosts=map(parse_size, HOSTS),
-            storages=[parse_size("none")],
-            concurrencies=CONCURRENCIES,
-            limit=programs_of(workload, options),
-        )
-        kept = workload.up_to(min(setup.device_tokens for setup in setups) * 95 // 100)
-        if len(kept.programs) == len(workload.programs) or len(kept.programs) < min(CONCURRENCIES):
-            return kept, setups
-        workload = kept
+    """Leave out programs with requests that the smallest device cannot hold, and size the servers for the others.
+
+    Those that are left hold less, so the smallest device is smaller then, and may still reject a few calls; the page
+    says how many. To go on until none is rejected would leave little of sources with a few very long programs.
+    """
+    kept = workload.up_to(min(setup.device_tokens for setup in servers(workload, options)))
+    return kept, servers(kept, options) if kept.programs else []
+
+
+def servers(workload: Workload, options: argparse.Namespace) -> list[Setup]:
+    """What is simulated of a source."""
+    return grid(
+        workload,
+        devices=map(parse_size, DEVICES),
+        hosts=map(parse_size, HOSTS),
+        storages=[parse_size("none")],
+        concurrencies=CONCURRENCIES,
+        limit=programs_of(workload, options),
+    )
 
 
 def enter(result: dict[str, Any], name: str, made: dict[str, Any]) -> None:
@@ -180,6 +185,7 @@ def enter(result: dict[str, Any], name: str, made: dict[str, Any]) -> None:
             policy["gap_closed"] = short(policy["gap_closed"])
             del policy["evicted_tokens"]
         source["setups"].append(setup)
+    source["setups"].sort(key=lambda setup: (setup["concurrency"], setup["host_tokens"], setup["device_tokens"]))
 
 
 def short(value: Any) -> Any:
@@ -196,14 +202,14 @@ def write(result: dict[str, Any], path: Path) -> None:
     part.replace(path)
 
 
-def told(result: dict[str, Any], name: str) -> str:
-    """The last server of a source in a line: what every policy lost, relative to LRU."""
-    setup = result["sources"][name]["setups"][-1]
+def told(result: dict[str, Any], name: str, setup: Setup) -> str:
+    """A server in a line: what every policy lost, relative to LRU."""
     cells = []
-    for policy in setup["policies"]:
+    entered = result["sources"][name]["setups"]
+    for policy in next(each for each in entered if each.items() >= asdict(setup).items())["policies"]:
         ratio = policy["relative"].get("lost_s")
         cells.append(f"{policy['policy']} " + (f"{ratio['mean']:.2f}" if ratio else "–"))
-    where = f"{setup['concurrency']} at a time, device {setup['device_size']}, host {setup['host_size']}"
+    where = f"{setup.concurrency} at a time, device {setup.device_size}, host {setup.host_size}"
     return f"{name}: {where}: {', '.join(cells)}"
 
 

@@ -1,8 +1,9 @@
 """What kvflow's own code costs per hint-free request, in microseconds, paired: the sharp side of bench_overhead.py.
 
 The same prompts go through SGLang's Python tree core and through kvflow's on top of it, one after the other, in one
-process and without a model: match, insert, evict, and for kvflow the counting it does for every request. The difference
-is set against the scheduler CPU time of a request as measured by bench_overhead.py on the live server.
+process and without a model: match, insert, evict, and for kvflow the counting it does for every request and the guard's
+shadow LRU. The difference is set against the scheduler CPU time of a request as measured by bench_overhead.py on the
+live server.
 
 Usage: python bench/bench_tree.py [--rounds 40] [--prompt-tokens 1200] [--json FILE]
 """
@@ -26,6 +27,7 @@ from bench_overhead import REQUESTS as LIVE_REQUESTS  # noqa: E402
 from bench_overhead import mean_interval  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
+from kvflow.engine import digests, unit_tokens  # noqa: E402
 from kvflow.patches import tree  # noqa: E402
 
 REQUESTS = 200
@@ -43,12 +45,17 @@ def play(backend: str, batch: list[list[int]]) -> float:
     """Microseconds per request."""
     harness = conftest.Tree(backend, capacity_tokens=8 * len(batch[0]))
     accounting = harness.cache.accounting if backend == "kvflow" else None
+    trust = harness.cache.trust if backend == "kvflow" else None
+    unit = unit_tokens(PAGE_TOKENS)
     start_s = time.perf_counter()
     for tokens in batch:
         hit = harness.match(tokens)
         harness.insert(tokens)
         if accounting is not None:
-            accounting.prompt(tokens, "None/None", {"device": hit})
+            units = digests(tokens, "None/None", unit)
+            accounting.prompt(len(tokens), units, {"device": hit})
+            trust.started("r", units, {"device": hit, "host": 0, "storage": 0}, harness.cache.memory())
+            trust.ended("r", units, harness.cache.memory())
     return (time.perf_counter() - start_s) / len(batch) * 1e6
 
 

@@ -133,7 +133,16 @@ def _source(name: str, source: Mapping[str, Any], setups: list[SetupRecord], pol
             f"| {setup.concurrency} | {setup.device_size} | {setup.host_size if setup.host_tokens else '–'} "
             f"| {_amount(baseline)} s ({share(_lost_share(setup))}) | {' | '.join(cells)} |"
         )
-    return [*lines, ""]
+    return [*lines, "", *_rejected(setups)]
+
+
+def _rejected(setups: list[SetupRecord]) -> list[str]:
+    found = []
+    for setup in setups:
+        calls = max((policy.mean("rejected") or 0 for policy in setup.policies), default=0)
+        if calls:
+            found.append(f"{calls:,.0f} calls on {_server(setup)}")
+    return [f"Rejected, as longer than the device: {'; '.join(found)}.", ""] if found else []
 
 
 def _amount(policy: PolicyRecord | None) -> str:

@@ -50,11 +50,12 @@ class Guard(_Section):
 
     enabled: bool = True
     """Let predictions choose among fewer and fewer of the oldest leaves while they do worse than LRU, in the end
-    evict by recency, and try again later. Orders without predictions need none."""
-    budget: float = Field(default=0.02, gt=0, le=1)
-    """What a mistake may cost before it counts, as a share of the cost of losing the whole device cache."""
-    tolerance: float = Field(default=0.02, ge=0, le=1)
-    """Share of LRU's own cost by which being worse is not held against predictions."""
+    evict by recency, and try again later. For ``cost``, and orders of others that ask for it with ``guarded = True``;
+    published ones run as they were published."""
+    ratio: float = Field(default=0.04, ge=0, le=1)
+    """Share of LRU's own cost, in seconds of computing and loading again, that may be lost against it."""
+    allowance_prompts: float = Field(default=2.0, ge=0)
+    """On top of it, the cost of computing so many prompts: a young or small cache has little to compare with."""
 
 
 class Costs(_Section):

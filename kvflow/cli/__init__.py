@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvflow.cli import config, demo, doctor, graph, predict, serve, simulate, trace
+from kvflow.cli import config, demo, doctor, graph, predict, serve, sim, simulate, trace
 
 app = typer.Typer(
     name="kvflow",
@@ -19,6 +19,7 @@ app.command()(simulate.simulate)
 app.command()(config.config)
 app.add_typer(graph.app, name="graph")
 app.add_typer(predict.app, name="predict")
+app.add_typer(sim.app, name="sim")
 app.add_typer(trace.app, name="trace")
 
 __all__ = ["app"]

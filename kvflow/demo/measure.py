@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 import kvflow
+from kvflow.engine import digests
 from kvflow.engine.accounting import GhostPages
 from kvflow.errors import ServerUnavailableError
 
@@ -76,7 +77,9 @@ class RoundRecord:
         prompt = choice["prompt_token_ids"]
         cached = (body.get("sglext") or {}).get("cached_tokens_details") or {}
         device, host = int(cached.get("device") or 0), int(cached.get("host") or 0)
-        recomputed = self._ghost.observe(prompt, "", computed_from=device + host)
+        chain = digests(prompt, "", self.page_tokens)
+        recomputed = self._ghost.known(chain, device + host)
+        self._ghost.remember(chain)
         self.steps.append(
             StepRecord(
                 round=self.index,

@@ -63,13 +63,21 @@ class Accounting:
         self.counters = Counters()
         self._ghost = GhostPages(unit_tokens, ghost_pages)
 
-    def prompt(self, tokens: int, digests: Sequence[int], hits: dict[Tier, int]) -> int:
+    def known(self, digests: Sequence[int], hit: int) -> int:
+        """Tokens of a prompt behind its first ``hit`` ones that have been cached before."""
+        return self._ghost.known(digests, hit)
+
+    def prompt(
+        self, tokens: int, digests: Sequence[int], hits: dict[Tier, int], recomputed: int | None = None
+    ) -> int:
         """Count one prefilled prompt; returns how many of its computed tokens had been cached before.
 
         Args:
             tokens: length of the prompt.
             digests: of its full units.
             hits: tokens found per tier; tiers left out had none.
+            recomputed: what :meth:`known` said when its batch began; None to ask now. Prompts of one batch that share
+                a new prefix all compute it, but none of them has lost it before.
         """
         counters = self.counters
         hit = sum(hits.values())
@@ -78,13 +86,15 @@ class Accounting:
         for tier, count in hits.items():
             counters.hit_tokens[tier] += count
         counters.computed_tokens += tokens - hit
-        recomputed = self._ghost.observe(digests, computed_from=hit)
+        if recomputed is None:
+            recomputed = self._ghost.known(digests, hit)
+        self._ghost.remember(digests)
         counters.recomputed_tokens += recomputed
         return recomputed
 
     def cached(self, digests: Sequence[int]) -> None:
         """Remember what is cached beyond the prompt: the answer, once it is complete."""
-        self._ghost.observe(digests, computed_from=None)
+        self._ghost.remember(digests)
 
     def retracted(self, tokens: int) -> None:
         """Count tokens computed again because a running request had to give up its memory."""
@@ -117,22 +127,18 @@ class GhostPages:
         self._capacity = capacity
         self._seen: OrderedDict[int, None] = OrderedDict()
 
-    def observe(self, digests: Sequence[int], *, computed_from: int | None) -> int:
-        """Remember a prompt; tell how many tokens of those computed now had been cached before.
+    def known(self, digests: Sequence[int], computed_from: int) -> int:
+        """Tokens from ``computed_from`` on that have been cached before."""
+        return self._unit_tokens * sum(digest in self._seen for digest in digests[computed_from // self._unit_tokens :])
 
-        Args:
-            digests: of its full units.
-            computed_from: first token that had to be computed; None if none was.
-        """
+    def remember(self, digests: Sequence[int]) -> None:
+        """Take note of what is cached now."""
         seen = self._seen
-        first = len(digests) if computed_from is None else computed_from // self._unit_tokens
-        known = sum(digest in seen for digest in digests[first:])
         for digest in digests:
             seen[digest] = None
             seen.move_to_end(digest)
         while len(seen) > self._capacity:
             seen.popitem(last=False)
-        return known * self._unit_tokens
 
     def clear(self) -> None:
         """Forget every page."""

@@ -72,6 +72,11 @@ class Coordinator:
         """Name of the active policy."""
         return self._policy.name
 
+    @property
+    def guarded(self) -> bool:
+        """Whether the active policy's order is to be guarded against wrong predictions."""
+        return getattr(self._policy, "guarded", False)
+
     def set_policy(self, name: str) -> None:
         """Change the eviction order from the next decision on.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,15 @@ from kvflow.policy import ServingCosts
 
 _SHADOW_UNITS = 4096
 """A cache of more units than this is followed by samples of its digests."""
-_LEAST_SHARE = 1 / 16
-_TRIAL_SHARE = 1 / 4
-_MAX_REST = 64
-_MOST_CREDIT = 8
-"""Mistakes that earlier gains can make up for."""
+_SHARES = ((0.25, 1.0), (0.5, 0.5), (0.75, 0.25), (1.0, 0.125))
+"""(spent share of what may be lost, share λ of the leaves among which prediction chooses)."""
+_RECOVERED = 0.75
+_MOST_CREDIT = 2
+"""Earlier gains that can make up for losses, as a multiple of what may be lost."""
+_MEMORY_CAPACITIES = 256
+"""Losses and gains fade as the cache is filled anew so many times."""
 _MAX_RUNNING = 16_384
+_PROMPT_WEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +41,16 @@ class MemoryView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """How patient the guard is.
+    """What wrong predictions may cost.
 
     Attributes:
-        budget: what a mistake may cost before it counts, as a share of the cost of losing the whole device cache.
-        tolerance: share of LRU's own cost by which being worse is not held against prediction. The shadow is an ideal
-            LRU; a real one holds memory for running requests and evicts whole nodes.
+        ratio: share of LRU's own cost that may be lost against it.
+        allowance_prompts: on top of it, the cost of computing so many prompts: in a small or young cache a single
+            eviction is a large share.
     """
 
-    budget: float = 0.02
-    tolerance: float = 0.02
+    ratio: float = 0.04
+    allowance_prompts: float = 2.0
 
 
 @dataclass(slots=True)
@@ -75,13 +79,16 @@ class Regret:
 class Guard:
     """Bounds the damage of wrong predictions.
 
-    Prediction may choose only among the oldest leaves that make up a share λ of what could be evicted. λ starts at 1,
-    halves at a mistake and doubles when prediction has earned as much as a mistake costs; below 1/16 the order is LRU.
-    After a rest, whose length doubles with every failure, prediction is tried again with λ = 1/4.
+    Prediction may choose only among the oldest leaves that make up a share λ of what could be evicted. What it has
+    lost against a shadow LRU, gains set off, may not exceed a share of what LRU itself has cost. λ is 1 while less than
+    a quarter of that is spent, halves with every further quarter, and once all is spent the order is LRU. LRU's own
+    cost goes on growing and with it what may be lost, so prediction gets another chance after a while, the later the
+    more it has lost.
 
-    Source: LARU (arXiv 2509.20979), where every evicted item that returns within a phase is a mistake and items have
-    one size and cost. Here a mistake is a net loss of seconds against a shadow LRU: leaves differ in size and a miss
-    on the device may cost a load or a computation, which differ by more than an order of magnitude.
+    Source: LARU (arXiv 2509.20979) for the oldest leaves and the halving. There every evicted item that returns within
+    a phase is a mistake, and items have one size and cost. Leaves differ in size, and a miss on the device may cost a
+    load or a computation, which differ by more than an order of magnitude; so mistakes are weighed in seconds, and
+    phases are replaced by the running comparison.
 
     Args:
         costs: what hits save.
@@ -97,11 +104,10 @@ class Guard:
         self._device = ShadowLRU()
         self._host = ShadowLRU()
         self._sample = 0
+        self._prompt_s = 0.0
         self._running: dict[Hashable, list[int]] = {}
         self._balance_s = 0.0
-        self._rest = 1
-        self._missed_tokens = 0
-        self._resting_tokens = 0
+        self._lru_s = 0.0
 
     @property
     def active(self) -> bool:
@@ -137,7 +143,6 @@ class Guard:
             end = (index + 1) * unit
             is_cached = end <= device_hit + host_hit
             was_cached = digest in self._device or digest in self._host
-            self._missed_tokens += (end > device_hit) * unit * self._sample
             if not is_cached and not was_cached:
                 continue  # new to both
             if is_cached and not was_cached:
@@ -151,12 +156,15 @@ class Guard:
         if len(self._running) >= _MAX_RUNNING:
             self.ended(next(iter(self._running)), (), memory=memory)
         self._running[key] = sampled
+        prompt_s = self._costs.compute_s(0, len(digests) * unit)
+        self._prompt_s += _PROMPT_WEIGHT * (prompt_s - self._prompt_s) if self._prompt_s else prompt_s
         device, host = self._capacities(memory)
         group = max(1, memory.chunk_tokens // (unit * self._sample))
         self._device.hold(sampled, device, group)
         if host:
             self._host.hold(sampled, host, group)
-        self._judge(actual_s * self._sample, shadow_s * self._sample, memory)
+        missed_tokens = max(0, len(digests) * unit - device_hit)
+        self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
 
     def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView) -> None:
         """A request has ended, or was retracted or given up; ``digests`` are those of all it leaves in the cache."""
@@ -173,7 +181,6 @@ class Guard:
         """Another order is in use: trust it. What LRU would have in the cache does not depend on the order."""
         self.share = 1.0
         self._balance_s = 0.0
-        self._rest = 1
 
     def clear(self) -> None:
         """The cache has been flushed."""
@@ -187,40 +194,21 @@ class Guard:
     def _miss_s(self, end: int, *, backed_up: bool) -> float:
         return self._unit_tokens * self._costs.saved_token_s(end, backed_up=backed_up)
 
-    def _judge(self, actual_s: float, shadow_s: float, memory: MemoryView) -> None:
+    def _judge(self, actual_s: float, shadow_s: float, missed_tokens: int, memory: MemoryView) -> None:
         difference_s = actual_s - shadow_s
         if difference_s > 0:
             self.regret.lost_s += difference_s
         else:
             self.regret.gained_s -= difference_s
-        if not self.active:
-            self._rest_on(memory.device_tokens)
-            return
-        whole_s = memory.device_tokens * self._costs.saved_token_s(0, backed_up=memory.host_tokens > 0)
-        budget_s = self._settings.budget * whole_s
-        self._balance_s += difference_s - self._settings.tolerance * shadow_s
-        if self._balance_s > budget_s:
-            self._balance_s = 0.0
-            self.regret.mistakes += 1
-            self.share /= 2
-            if self.share < _LEAST_SHARE:
-                self._fall_back()
-        elif self._balance_s < -budget_s and self.share < 1:
-            self._balance_s = 0.0
-            self.share = min(1.0, 2 * self.share)
-            if self.share == 1.0:
-                self._rest = 1
-        self._balance_s = max(self._balance_s, -_MOST_CREDIT * budget_s)
-
-    def _fall_back(self) -> None:
-        self.share = 0.0
-        self.regret.fallbacks += 1
-        self._resting_tokens = self._missed_tokens
-
-    def _rest_on(self, device_tokens: int) -> None:
-        if self._missed_tokens - self._resting_tokens < self._rest * device_tokens:
-            return
-        self._rest = min(_MAX_REST, 2 * self._rest)
-        self.share = _TRIAL_SHARE
-        self._balance_s = 0.0
-        self.regret.recoveries += 1
+        fade = math.exp(-missed_tokens / (_MEMORY_CAPACITIES * max(1, memory.device_tokens)))
+        self._lru_s = self._lru_s * fade + shadow_s
+        limit_s = self._settings.ratio * self._lru_s + self._settings.allowance_prompts * self._prompt_s
+        self._balance_s = max(self._balance_s * fade + difference_s, -_MOST_CREDIT * limit_s)
+        spent = self._balance_s / limit_s if limit_s > 0 else 0.0
+        share = next((share for bound, share in _SHARES if spent < bound), 0.0)
+        if share > 0 and not self.active and spent >= _RECOVERED:
+            share = 0.0
+        self.regret.mistakes += share < self.share
+        self.regret.fallbacks += share == 0 < self.share
+        self.regret.recoveries += self.share == 0 < share
+        self.share = share

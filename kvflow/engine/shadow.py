@@ -11,8 +11,9 @@ class ShadowLRU:
 
     Only some digests are kept, and the capacity shrinks by the same factor: spatially hashed sampling, SHARDS
     (Waldspurger et al., FAST'15) section 3. A prompt is touched from its end to its start, so that what leaves first
-    are ends of prompts, as in a radix tree. What was added together leaves together, as radix nodes do: with large
-    chunks that costs LRU more than a tenth of its hits. What running requests hold takes up capacity and cannot leave.
+    are ends of prompts, as in a radix tree. What was added together leaves together until a prompt shares only a part
+    of it, as radix nodes do: with large chunks that costs LRU more than a tenth of its hits. What running requests hold
+    takes up capacity and cannot leave.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class ShadowLRU:
         """
         kept, held = self._kept, self._held
         missing = [digest for digest in sampled if digest not in kept and digest not in held]
+        self._divide(sampled)
         for digest in sampled:
             held[digest] = held.get(digest, 0) + 1
             kept.pop(digest, None)
@@ -47,6 +49,7 @@ class ShadowLRU:
         """A request that ends gives its prompt back, and ``added``, what it has generated, with it."""
         kept, held = self._kept, self._held
         new = [digest for digest in added if digest not in held]
+        self._divide(new)
         self._join([digest for digest in new if digest not in kept])
         for digest in reversed(new):
             kept[digest] = None
@@ -67,6 +70,20 @@ class ShadowLRU:
             self._group_of.pop(digest, None)
         self._kept.clear()
 
+    def _divide(self, used: Sequence[int]) -> None:
+        """Part what is used from what was added with it and is not."""
+        parts: dict[int, list[int]] = {}
+        for digest in used:
+            group = self._group_of.get(digest)
+            if group is not None:
+                parts.setdefault(id(group), []).append(digest)
+        for part in parts.values():
+            group = self._group_of[part[0]]
+            if len(part) < len(group):
+                rest = set(group).difference(part)
+                self._join(part)
+                self._join([digest for digest in group if digest in rest])
+
     def _join(self, group: list[int]) -> None:
         for digest in group:
             self._group_of[digest] = group
@@ -76,7 +93,6 @@ class ShadowLRU:
         room = max(0, capacity - len(self._held))
         while len(kept) > room:
             oldest, _ = kept.popitem(last=False)
-            for digest in self._group_of.pop(oldest, ()):
-                if digest in kept:
-                    del kept[digest]
-                    self._group_of.pop(digest, None)
+            group = self._group_of.pop(oldest, None)
+            while kept and group is not None and self._group_of.get(oldest := next(iter(kept))) is group:
+                del kept[oldest], self._group_of[oldest]

@@ -31,6 +31,9 @@ from kvflow.policy import EvictionClass, ServingCosts
 
 logger = logging.getLogger(__name__)
 
+_WHOLE_PROMPT = 1 << 30
+"""Chunk size where prompts are not computed in chunks."""
+
 
 def register() -> None:
     """Register the cache backend and the tree core with SGLang."""
@@ -159,6 +162,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.trust = self.tree_core.trust
         self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
         self._stall_base_s = 0.0
+        self._chunk_tokens = max(params.chunked_prefill_size or 0, 0) or _WHOLE_PROMPT
         self._tagging = Guard("claims")
         self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
@@ -246,7 +250,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         in_tree = self.full_evictable_size() + self.full_protected_size()
         private = device - self._component_available_size(ComponentType.FULL) - in_tree
         host = self.cache_controller.mem_pool_host.size if self.cache_controller is not None else 0
-        return MemoryView(device, host, max(0, private))
+        return MemoryView(device, host, max(0, private), self._chunk_tokens)
 
     def _count(self, req: Any) -> None:
         """Count a request's hits once its first chunk has been computed, and again after every retraction."""

@@ -13,12 +13,9 @@ from kvflow.engine.guard import MemoryView
 
 logger = logging.getLogger(__name__)
 
-UNGUARDED = frozenset({"lru", "lfu", "slru", "tlru"})
-"""Orders that follow no prediction, so that there is nothing to distrust."""
-
 
 class Trust:
-    """Guards whichever order is in use, as long as it follows predictions.
+    """Guards whichever order is in use, if it is one that is to be guarded.
 
     Decides by what every rank sees alike.
 
@@ -51,11 +48,11 @@ class Trust:
     def restart(self) -> None:
         """Trust the order that is in use now, whatever another one has done."""
         self._policy = self._coordinator.policy
-        if not self._settings.enabled or self._policy in UNGUARDED:
+        if not self._settings.enabled or not self._coordinator.guarded:
             self._guard = None
         elif self._guard is None:
-            patience = GuardSettings(budget=self._settings.budget, tolerance=self._settings.tolerance)
-            self._guard = Guard(self._coordinator.costs, self._unit_tokens, patience)
+            settings = GuardSettings(**self._settings.model_dump(exclude={"enabled"}))
+            self._guard = Guard(self._coordinator.costs, self._unit_tokens, settings)
             self._guard.regret = self.regret
         else:
             self._guard.restart()

@@ -21,6 +21,7 @@ class CostPolicy:
     """
 
     name = "cost"
+    guarded = True
     unclaimed_alike = True
 
     def __init__(self, costs: ServingCosts | None = None) -> None:
@@ -60,3 +61,4 @@ class BeladyCostPolicy(CostPolicy):
     """``cost`` on true next uses: what perfect prediction would give it."""
 
     name = "belady-cost"
+    guarded = False

@@ -52,6 +52,11 @@ class Request:
     hits: dict[str, int] = field(default_factory=dict)
 
     @property
+    def found(self) -> int:
+        """Tokens of its prompt that were in the cache when it was admitted first."""
+        return sum(self.hits.values())
+
+    @property
     def goal(self) -> int:
         """Tokens to be computed before it can generate: the prompt, and what it had generated before a retraction."""
         return self.prompt.tokens + self.generated

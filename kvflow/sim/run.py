@@ -20,7 +20,9 @@ from kvflow.sim.profile import Profile
 from kvflow.sim.server import Admission, Server, ServerTimes
 from kvflow.trace import Program
 
-UNIT_TOKENS = 256
+_MOST_UNIT_TOKENS = 256
+_LEAST_UNITS = 2048
+"""Units a device should have, so that rounding to units does not blur what is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +85,6 @@ class SimResult:
         return asdict(self) | {"lost_s": self.lost_s}
 
 
-GUARDED = frozenset({"cost"})
-"""Orders that are ours to serve with, and so are guarded; published ones run as they were published."""
-
-
 def simulate(
     programs: Iterable[Program],
     profile: Profile,
@@ -107,10 +105,11 @@ def simulate(
     """
     started_s = time.perf_counter()
     env = simpy.Environment()
-    pager = Pager(settings.page_tokens, max(1, UNIT_TOKENS // settings.page_tokens))
+    unit_tokens = min(_MOST_UNIT_TOKENS, settings.device_tokens // _LEAST_UNITS)
+    pager = Pager(settings.page_tokens, max(1, unit_tokens // settings.page_tokens))
     coordinator = Coordinator(settings.policy, profile.costs, backed_up=backed_up)
     accounting = Accounting(pager.unit_tokens)
-    guard = Guard(profile.costs, pager.unit_tokens) if settings.guard and settings.policy in GUARDED else None
+    guard = Guard(profile.costs, pager.unit_tokens) if settings.guard and coordinator.guarded else None
     memory = Memory(
         env,
         profile,

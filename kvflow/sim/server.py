@@ -156,7 +156,8 @@ class Server:
             device = device.parent
         tree.lock(node)
         need = ceil(request.goal / memory.page_tokens) - device.end
-        reserve = self._profile.reserve_tokens * (len(self._running) + admitted + 1) // memory.page_tokens
+        together = len(self._running) + admitted + 1
+        reserve = max(together, self._profile.reserve_tokens * together // memory.page_tokens)
         alone = not self._running and not admitted
         available = memory.available_pages
         if need > available or (need + reserve > available and not alone):
@@ -197,10 +198,15 @@ class Server:
         self.times.prefill_s += compute_s
         self._accounting.counters.stall_s += stall_s
         yield env.timeout(compute_s + stall_s)
+        known = {
+            request: self._accounting.known(request.prompt.digests, request.found)
+            for request, _, _ in batch
+            if not request.counted
+        }
         for request, _, end in batch:
             self._computed(request, end)
-            if not request.counted:
-                self._count(request)
+            if request in known:
+                self._count(request, known[request])
             if end == request.goal:
                 self._first_token(request)
 
@@ -221,6 +227,8 @@ class Server:
         request.node = node
         memory.private_tokens -= (node.end - old.end) * memory.page_tokens
         memory.keep_copy(node, counted)
+        if node.end > request.prompt.pages:  # SGLang enters the prompt once more, so that its end divides nodes
+            tree.match(request.whole, node, request.prompt.pages)
         self._tag(request, node)
 
     def _tag(self, request: Request, node: Node) -> None:
@@ -235,13 +243,13 @@ class Server:
         self._coordinator.tag(request.claim, claim_path, fixed * page, first=not request.tagged)
         request.tagged = True
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: Request, known: int) -> None:
         request.counted = True
         hits = request.hits
         recomputed = self._accounting.prompt(
-            request.prompt.tokens, request.prompt.digests, {Tier(tier): count for tier, count in hits.items()}
+            request.prompt.tokens, request.prompt.digests, {Tier(tier): count for tier, count in hits.items()}, known
         )
-        start = hits["device"] + hits["host"]
+        start = request.found
         self.times.recompute_s += self._profile.compute_s(start, start + recomputed)
         if self._guard is not None:
             self._guard.started(

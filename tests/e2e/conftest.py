@@ -105,6 +105,6 @@ def _shared_server(start: Callable[..., Any]) -> Iterator[Server]:
 @pytest.fixture
 def server(_shared_server: Server) -> Server:
     """kvflow on, a device tier of 2048 tokens and a host tier twice that, emptied for every test."""
-    _shared_server.set_policy("steps")
+    _shared_server.set_policy("cost")
     _shared_server.fresh()
     return _shared_server

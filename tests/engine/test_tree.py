@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvflow.engine import PromptClaim
-from kvflow.policy import EvictionClass
+from kvflow.policy import POLICIES, EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 pytestmark = pytest.mark.engine
@@ -286,12 +286,14 @@ class Incomparable:
         return (1.0, None)
 
 
-def test_a_policy_of_others_that_ranks_nonsense_is_replaced_by_sglangs_order(make_tree: Callable[..., Any]) -> None:
-    tree = make_tree("kvflow")
+def test_a_policy_of_others_that_ranks_nonsense_is_replaced_by_sglangs_order(
+    make_tree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "incomparable", lambda costs: Incomparable())
+    tree = make_tree("kvflow", policy="incomparable")
     older, newer = prompt(1), prompt(2)
     tree.insert(older)
     tree.insert(newer)
-    tree.cache.coordinator._policy = Incomparable()
     tree.evict(16)
     assert (tree.resident(older), tree.resident(newer)) == (0, 16)
     assert tree.cache.coordinator.policy == "lru"
@@ -316,7 +318,7 @@ def test_the_guard_follows_the_order_in_use(make_tree: Callable[..., Any]) -> No
     trusted.started("r", [], {"device": 0, "host": 0, "storage": 0}, tree.cache.memory())
     assert not trusted.as_dict()["guarded"]
     assert trusted.share == 1.0
-    tree.cache.coordinator.set_policy("steps")
+    tree.cache.coordinator.set_policy("cost")
     trusted.restart()
     assert trusted.as_dict()["guarded"]
     assert trusted.share == 1.0

@@ -39,9 +39,8 @@ def lose(trust: Trust) -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ORACLES))
-def test_orders_that_predict_are_guarded_unless_it_is_switched_off(policy: str) -> None:
-    predicts = policy in {"cost", "steps", "ttl", "saga"}
-    assert make(policy).as_dict()["guarded"] is predicts
+def test_our_own_order_is_guarded_unless_it_is_switched_off_and_published_ones_are_not(policy: str) -> None:
+    assert make(policy).as_dict()["guarded"] is (policy == "cost")
     assert make(policy, enabled=False).as_dict()["guarded"] is False
 
 
@@ -121,6 +120,7 @@ class Theirs(LRUPolicy):
     """Somebody else's order."""
 
     name = "theirs"
+    guarded = True
 
     def __init__(self, costs: ServingCosts) -> None:
         self.costs = costs

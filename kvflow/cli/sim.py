@@ -1,0 +1,125 @@
+"""``kvflow sim``: measure a server and fit a profile to it, for ``kvflow simulate``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from kvflow.errors import KVFlowError
+
+if TYPE_CHECKING:
+    from kvflow.sim.fit import Fit
+
+app = typer.Typer(help="Measure a server, and fit the simulator's profile to it.", no_args_is_help=True)
+
+EMBEDDED_DEVICE_TOKENS = 16_384
+EMBEDDED_LINK_BYTES_S = 1e8
+"""That of ``kvflow demo``."""
+
+
+@app.command()
+def fit(
+    samples: Annotated[Path, typer.Argument(help="What `kvflow sim measure` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="Where the profile goes; else it is printed.")] = None,
+    base: Annotated[str | None, typer.Option(help="Profile that stands in for times that were not measured.")] = None,
+    reduction: Annotated[
+        Literal["median", "minimum"],
+        typer.Option(help="What counts of repetitions; the minimum on a machine that others use as well."),
+    ] = "median",
+    notes: Annotated[str, typer.Option(help="What to remember of the machine and the model.")] = "",
+) -> None:
+    """Fit a profile to measurements by non-negative least squares on relative errors.
+
+    Example: kvflow sim fit samples.json --out profile.json && kvflow simulate trace.jsonl --profile profile.json
+    """
+    from kvflow.sim import load_profile
+    from kvflow.sim.fit import Measurements
+    from kvflow.sim.fit import fit as fit_profile
+
+    try:
+        measured = Measurements.read(samples)
+        if notes:
+            measured = measured.model_copy(update={"notes": notes})
+        found = fit_profile(measured, base=load_profile(base) if base else None, reduction=reduction)
+    except KVFlowError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    text = json.dumps(found.profile.model_dump(), indent=2) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text)
+    _report(found)
+
+
+def _report(found: Fit) -> None:
+    """Say on stderr how well the profile fits and what of it is not measured."""
+    for kind, error in found.errors.items():
+        missed = f"median error {error.median_error:6.1%}, worst {error.worst_error:6.1%}"
+        typer.echo(f"{kind:8} {error.samples:3} settings, {missed}", err=True)
+    for text in found.assumed:
+        typer.echo(f"not measured: {text}", err=True)
+
+
+@app.command()
+def measure(
+    url: Annotated[str | None, typer.Option(help="A running SGLang server; else one on the CPU engine.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the profile.")] = "measured",
+    out: Annotated[Path, typer.Option(help="Where the samples go.")] = Path("samples.json"),
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of every setting.")] = 3,
+    max_fill_tokens: Annotated[
+        int, typer.Option(help="Largest device memory to fill for measuring loads.")
+    ] = 1_000_000,
+) -> None:
+    """Measure prefill, decode and load-back times of a server that nobody else uses meanwhile.
+
+    Its cache is filled with random prompts. Loads are measured if kvflow is on in it and it has a host tier.
+    """
+    from kvflow.sim.measure import MeasureSettings
+    from kvflow.sim.measure import measure as measure_server
+
+    settings = MeasureSettings(repeats=repeats, max_fill_tokens=max_fill_tokens)
+
+    def show(text: str) -> None:
+        typer.echo(text, err=True)
+
+    try:
+        with _server(url) as address:
+            samples = asyncio.run(measure_server(address, name, settings, show))
+    except KVFlowError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    out.write_text(samples.model_dump_json(indent=1) + "\n")
+    typer.echo(f"written: {out}", err=True)
+
+
+@contextmanager
+def _server(url: str | None) -> Iterator[str]:
+    """Give the address of the server to measure, which is started on the CPU engine if there is none."""
+    if url is not None:
+        yield url
+        return
+    from importlib.util import find_spec
+
+    from kvflow.errors import MissingExtraError
+
+    if find_spec("sglang") is None:
+        raise MissingExtraError("sglang", "measuring the CPU engine")
+    from kvflow.patches.cpu.launch import launch_server
+    from kvflow.patches.cpu.model import build_model
+
+    flags = ["--enable-kvflow", "--enable-hierarchical-cache", "--hicache-ratio", "2"]
+    flags += ["--hicache-write-policy", "write_through", "--page-size", "16", "--sleep-on-idle"]
+    flags += ["--max-total-tokens", str(EMBEDDED_DEVICE_TOKENS), "--max-running-requests", "8"]
+    environment = {"KVFLOW_CPU_LINK_BYTES_PER_S": str(EMBEDDED_LINK_BYTES_S), "KVFLOW_STRICT": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(Path(folder) / "model")
+        with launch_server(model, log_path=Path(folder) / "log", extra_args=flags, env=environment) as server:
+            yield server.url

@@ -1,0 +1,354 @@
+"""The simulated server under random programs: whatever memory it has, all are answered and nothing is left over."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import simpy
+
+from kvflow.config import Settings
+from kvflow.engine import Accounting, Coordinator, Guard, PromptClaim
+from kvflow.sim import Profile, SimSettings, Waits, simulate
+from kvflow.sim.brains import LearnedBrain
+from kvflow.sim.client import Clients
+from kvflow.sim.context import Pager
+from kvflow.sim.memory import Memory
+from kvflow.sim.node import Node, backed_up
+from kvflow.sim.request import Request
+from kvflow.sim.server import Server
+from kvflow.trace import Join, LLMCall, Piece, Program, Prompt, Spawn, ToolEnd, ToolStart, WorkflowStart
+
+PAGE = 16
+PROFILE = Profile(
+    name="test",
+    prefill_step_s=0.002,
+    prefill_token_s=1e-4,
+    attention_token_s=1e-8,
+    decode_step_s=0.01,
+    decode_sequence_s=1e-4,
+    decode_context_token_s=1e-8,
+    load_token_s=1e-5,
+    backup_token_s=1e-5,
+    storage_token_s=5e-5,
+    chunk_tokens=256,
+    max_running=4,
+    reserve_tokens=32,
+)
+
+
+class Author:
+    """Writes small programs: turns that grow, keep a part or start afresh, tools, and threads that are joined."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def programs(self, count: int) -> list[Program]:
+        return [self._program(f"w{number}") for number in range(count)]
+
+    def _program(self, name: str) -> Program:
+        kind = self._random.choice(("review", "research"))
+        program = Program(start=WorkflowStart(workflow=name, type=kind))
+        program.threads["main"] = self._thread(name, kind, "main", 3)
+        if self._random.random() < 0.4:
+            program.threads["side"] = self._thread(name, kind, "side", 2)
+            program.threads["main"][1:1] = [Spawn(workflow=name, child="side")]
+            program.threads["main"].append(Join(workflow=name, child="side"))
+        return program
+
+    def _thread(self, name: str, kind: str, thread: str, turns: int) -> list[Any]:
+        events: list[Any] = []
+        lengths: dict[str, int] = {}
+        for turn in range(self._random.randrange(1, turns + 1)):
+            agent = self._random.choice(("planner", "coder"))
+            call, output_tokens = f"{thread}{turn}", self._random.choice((0, 1, 7, 40))
+            prompt = self._prompt(name, kind, agent, call, lengths)
+            lengths[call] = prompt.tokens + output_tokens
+            events.append(
+                LLMCall(
+                    workflow=name,
+                    thread=thread,
+                    agent=agent,
+                    call=call,
+                    prompt=prompt,
+                    output=f"{name}/{call}/out",
+                    output_tokens=output_tokens,
+                    fixed_tokens=100,
+                    delay_s=self._random.choice((None, 0.0, 0.3)),
+                )
+            )
+            if self._random.random() < 0.6:
+                tool = f"{call}/tool"
+                events.append(ToolStart(workflow=name, thread=thread, agent=agent, tool_call=tool, tool="bash"))
+                seconds = self._random.choice((None, 0.2, 2.0))
+                events.append(ToolEnd(workflow=name, thread=thread, tool_call=tool, seconds=seconds))
+        return events
+
+    def _prompt(self, name: str, kind: str, agent: str, call: str, lengths: dict[str, int]) -> Prompt:
+        new = Piece(f"{name}/{call}", self._random.randrange(1, 90))
+        if not lengths or self._random.random() < 0.2:
+            return Prompt(add=(Piece(f"{kind}/{agent}", 100), new))
+        base = self._random.choice(list(lengths))
+        keep = lengths[base] if self._random.random() < 0.7 else self._random.randrange(1, lengths[base] + 1)
+        return Prompt(base=base, keep_tokens=keep, add=(new,) if self._random.random() < 0.9 else ())
+
+
+class World:
+    """A server with clients, as :func:`kvflow.sim.simulate` puts them together, open to inspection."""
+
+    def __init__(
+        self, *, policy: str = "cost", device: int = 4096, host: int = 0, storage: int = 0, profile: Profile = PROFILE
+    ) -> None:
+        self.env = simpy.Environment()
+        self.pager = Pager(PAGE, 4)
+        self.coordinator = Coordinator(policy, profile.costs, backed_up=backed_up)
+        self.accounting = Accounting(self.pager.unit_tokens)
+        self.guard = Guard(profile.costs, self.pager.unit_tokens)
+        self.memory = Memory(
+            self.env,
+            profile,
+            self.coordinator,
+            self.accounting,
+            page_tokens=PAGE,
+            device_tokens=device,
+            host_tokens=host,
+            storage_tokens=storage,
+            guard=self.guard,
+        )
+        self.brain = LearnedBrain(self.env, Settings(), self.coordinator)
+        self.server = Server(
+            self.env,
+            profile,
+            self.memory,
+            self.coordinator,
+            self.accounting,
+            guard=self.guard,
+            before_eviction=self.brain.refresh,
+        )
+
+    def play(self, programs: list[Program], *, at_once: int = 4) -> Clients:
+        clients = Clients(self.env, self.server, self.brain, self.pager, waits=Waits(tool_s=0.1), seed=0)
+        shares = [list(enumerate(programs))[start::at_once] for start in range(at_once)]
+        workers = [self.env.process(clients.work(iter(share))) for share in shares]
+        self.env.run(until=self.env.all_of(workers))
+        self.env.run(until=self.env.now + 1000)
+        return clients
+
+    def ask(self, *pieces: Piece, output_tokens: int = 4, after: Request | None = None) -> Request:
+        """Ask for one answer and wait for it."""
+        request = self.request(*pieces, output_tokens=output_tokens, after=after)
+        self.env.process(self.server.submit(request))
+        self.env.run(until=request.done)
+        return request
+
+    def request(self, *pieces: Piece, output_tokens: int = 4, after: Request | None = None) -> Request:
+        before = after.whole if after is not None else self.pager.empty()
+        prompt = self.pager.extend(before, before.tokens, pieces)
+        whole = self.pager.extend(prompt, prompt.tokens, [Piece(f"out{id(prompt)}", output_tokens)])
+        return Request(
+            claim=PromptClaim(workflow_id="w", workflow_type="t", agent="a"),
+            prompt=prompt,
+            whole=whole,
+            output_tokens=output_tokens,
+            order=0.0,
+            near=after.node if after is not None else None,
+            arrived_s=self.env.now,
+            done=self.env.event(),
+        )
+
+    def nodes(self) -> list[Node]:
+        found, stack = [], list(self.memory.tree.root.children.values())
+        while stack:
+            found.append(stack.pop())
+            stack.extend(found[-1].children.values())
+        return found
+
+    def check_idle(self) -> None:
+        memory, tree = self.memory, self.memory.tree
+        assert memory.private_tokens == 0
+        assert tree.protected_pages == 0
+        assert all(node.locks == node.host_locks == 0 for node in self.nodes())
+        assert memory.free_pages + tree.device_pages == memory.device_pages
+        assert tree.host_pages <= memory.host_pages
+        assert tree.storage_pages <= memory.storage_pages
+        for node in self.nodes():
+            assert node.parent is not None
+            assert not node.on_host or node.parent.parent is None or node.parent.on_host
+        assert self.guard.running == 0
+
+
+SIZES = {
+    "ample": {"device": 16_384},
+    "tight": {"device": 1024},
+    "tiny": {"device": 640},
+    "host": {"device": 1024, "host": 2048},
+    "small host": {"device": 1024, "host": 512},
+    "storage": {"device": 1024, "host": 1536, "storage": 2048},
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("size", SIZES)
+def test_everybody_is_answered_and_nothing_is_left_over(size: str, seed: int) -> None:
+    world = World(**SIZES[size])
+    programs = Author(seed).programs(24)
+    clients = world.play(programs)
+    calls = sum(len(program.calls) for program in programs)
+    assert clients.calls == calls
+    assert len(clients.completion_s) == len(programs)
+    counters, times = world.accounting.counters, world.server.times
+    assert counters.requests + times.rejected == calls
+    assert counters.prompt_tokens <= sum(counters.hit_tokens.values()) + counters.computed_tokens
+    assert len(times.ttft_s) == len(times.queue_s) == counters.requests
+    assert min(times.ttft_s) > 0
+    world.check_idle()
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "steps", "ttl", "saga", "cost"])
+def test_every_order_leaves_the_server_as_clean(policy: str) -> None:
+    world = World(policy=policy, device=768, host=1024)
+    assert world.play(Author(7).programs(30)).calls
+    assert sum(world.accounting.counters.evicted_tokens.values()) > 0
+    world.check_idle()
+
+
+def test_with_room_for_everything_a_conversation_is_computed_once() -> None:
+    world = World()
+    first = world.ask(Piece("system", 100), Piece("question", 60), output_tokens=20)
+    second = world.ask(Piece("more", 30), after=first)
+    assert first.hits == {"device": 0, "host": 0}
+    assert second.hits == {"device": (160 + 20 - 1) // PAGE * PAGE, "host": 0}  # the last token is never computed
+    assert world.accounting.counters.recomputed_tokens == 0
+
+
+def test_the_same_prompt_again_hits_all_but_its_last_token() -> None:
+    world = World()
+    world.ask(Piece("system", 160))
+    assert world.ask(Piece("system", 160)).hits == {"device": 144, "host": 0}
+    assert world.ask(Piece("system", 161)).hits == {"device": 160, "host": 0}
+
+
+def test_the_first_token_takes_as_long_as_the_profile_says() -> None:
+    world = World()
+    first = world.ask(Piece("a", 200), output_tokens=1)
+    assert first.first_token_s == pytest.approx(0.002 + PROFILE.compute_s(0, 200))
+    began_s = world.env.now
+    second = world.ask(Piece("a", 200), Piece("b", 300), output_tokens=11)
+    assert second.first_token_s is not None
+    chunks = PROFILE.compute_s(192, 448) + PROFILE.compute_s(448, 500) + 2 * PROFILE.prefill_step_s
+    assert second.first_token_s - began_s == pytest.approx(chunks)
+    decode_s = sum(PROFILE.decode_s(1, 500 + step + 0.5) for step in range(10))
+    assert world.env.now - second.first_token_s == pytest.approx(decode_s, rel=1e-6)
+
+
+def test_what_is_on_the_host_is_loaded_while_the_rest_is_computed() -> None:
+    profile = PROFILE.model_copy(update={"load_token_s": 1e-3})
+    world = World(device=512, host=4096, profile=profile)
+    world.ask(Piece("a", 320), output_tokens=1)
+    world.ask(Piece("b", 480), output_tokens=1)
+    world.env.run(until=world.env.now + 10)
+    began_s = world.env.now
+    again = world.ask(Piece("a", 321), output_tokens=1)
+    assert again.first_token_s is not None
+    assert again.hits == {"device": 0, "host": 320}
+    assert again.first_token_s - began_s == pytest.approx(0.32)
+    counters = world.accounting.counters
+    assert (counters.load_backs, counters.load_back_tokens) == (1, 320)
+    assert counters.load_back_s == pytest.approx(0.32)
+    assert counters.stall_s == pytest.approx(0.32 - 0.002 - profile.compute_s(320, 321))
+
+
+def test_what_only_storage_has_comes_back_through_the_host() -> None:
+    world = World(device=512, host=1024, storage=4096)
+    world.ask(Piece("a", 320), output_tokens=1)
+    world.env.run(until=world.env.now + 10)
+    for name in "bc":
+        world.ask(Piece(name, 480), output_tokens=1)
+        world.env.run(until=world.env.now + 10)
+    node = world.memory.tree.match(world.request(Piece("a", 320)).prompt)
+    assert (node.on_device, node.on_host, node.on_storage) == (False, False, True)
+    again = world.ask(Piece("a", 321), output_tokens=1)
+    assert again.hits == {"device": 0, "host": 320}
+    assert world.memory.stored_tokens == 320
+
+
+def test_a_request_larger_than_memory_is_rejected_and_the_others_go_on() -> None:
+    world = World(device=256)
+    assert world.ask(Piece("a", 300)).done.value is False
+    assert world.ask(Piece("a", 200)).done.value is True
+    assert world.server.times.rejected == 1
+    world.check_idle()
+
+
+@pytest.mark.parametrize("output_tokens", [1, 15, 16, 17, 40])
+def test_a_request_that_fills_memory_to_the_last_page_is_answered(output_tokens: int) -> None:
+    world = World(device=256)
+    request = world.ask(Piece("a", 256 - output_tokens), output_tokens=output_tokens)
+    assert request.done.value is True
+    assert world.server.times.retractions == 0
+    world.check_idle()
+
+
+def test_when_answers_outgrow_memory_the_last_one_admitted_starts_again() -> None:
+    world = World(device=512, profile=PROFILE.model_copy(update={"reserve_tokens": 0}))
+    requests = [world.request(Piece(name, 150), output_tokens=160) for name in "abc"]
+    for request in requests:
+        world.env.process(world.server.submit(request))
+    world.env.run(until=world.env.all_of([request.done for request in requests]))
+    assert world.server.times.retractions > 0
+    assert requests[0].generated == 0
+    assert world.accounting.counters.recomputed_tokens > 0
+    world.check_idle()
+
+
+def test_a_host_full_of_copies_of_the_device_takes_the_next_one_when_it_has_room() -> None:
+    world = World(device=1024, host=240)
+    first = world.ask(Piece("a", 240), output_tokens=1)
+    second = world.ask(Piece("b", 160), output_tokens=1)
+    world.env.run(until=world.env.now + 10)
+    assert first.node is not None
+    assert second.node is not None
+    assert (first.node.on_host, second.node.on_host) == (True, False)
+    world.memory.tree.touch(second.node)
+    world.memory.tree.evict_device(1)
+    assert not first.node.on_device
+    world.ask(Piece("b", 160), output_tokens=1)
+    assert (first.node.on_host, second.node.on_host) == (False, True)
+
+
+def test_a_prompt_found_as_a_whole_is_claimed_too() -> None:
+    world = World(policy="steps")
+    first = world.ask(Piece("a", 160), output_tokens=1)
+    assert first.node is not None
+    world.brain.take([])
+    before = first.node.last_access_time
+    again = world.ask(Piece("a", 161), output_tokens=1)
+    assert again.tagged
+    assert again.node is first.node
+    assert first.node.last_access_time > before
+    assert first.node.hit_count == 2
+
+
+def result(seed: int, **changed: Any) -> dict[str, Any]:
+    settings = SimSettings(
+        policy="cost", device_tokens=1024, host_tokens=2048, concurrency=4, page_tokens=PAGE, seed=seed, **changed
+    )
+    plain = asdict(simulate(Author(1).programs(30), PROFILE, settings))
+    del plain["wall_s"], plain["settings"]
+    return plain
+
+
+def test_equal_seeds_give_equal_results_and_others_other_ones() -> None:
+    assert result(3) == result(3)
+    assert result(3) != result(4)
+
+
+def test_more_memory_computes_no_more_under_lru() -> None:
+    computed = []
+    for tokens in (768, 1536, 6144):
+        settings = SimSettings(policy="lru", device_tokens=tokens, concurrency=1, page_tokens=PAGE)
+        computed.append(simulate(Author(2).programs(40), PROFILE, settings).counters.computed_tokens)
+    assert all(more <= less for less, more in pairwise(computed))
