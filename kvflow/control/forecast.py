@@ -99,9 +99,7 @@ class Forecaster:
                 continue
             probability, due_s = self._next(workflow, agent, count, ahead.get(agent), now_s)
             predictions.append(
-                ClaimPrediction(
-                    agent=agent, steps=count, pinned=agent in pinned, probability=probability, due_s=due_s
-                )
+                ClaimPrediction(agent=agent, steps=count, pinned=agent in pinned, probability=probability, due_s=due_s)
             )
         return tuple(predictions)
 
@@ -116,6 +114,8 @@ class Forecaster:
             waits = [wait for (owner, _), wait in workflow.waits.items() if owner == agent]
             probability, left_s = self._after(workflow, agent, context, waits, again, now_s)
             expected = [wait.started_s + wait.expected_s for wait in waits if wait.expected_s is not None]
+            if workflow.children:  # it waits for a sub-workflow, and silence says nothing
+                probability = max(probability, again)
             due_s = now_s + left_s
             if expected and len(expected) == len(waits) and max(expected) > now_s:
                 due_s = max(expected)

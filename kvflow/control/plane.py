@@ -248,11 +248,17 @@ class ControlPlane:
             last_seen_s=self._clock(),
         )
         self._workflows[fact.workflow_id] = workflow
+        self._count_child(workflow, 1)
         state = self._types.setdefault(fact.workflow_type, _TypeState())
         state.arrivals.start(self._clock())
         state.live += 1
         self._announce_next(fact.workflow_type, state, intake)
         return workflow
+
+    def _count_child(self, workflow: Workflow, change: int) -> None:
+        parent = self._workflows.get(workflow.parent_id) if workflow.parent_id else None
+        if parent is not None:
+            parent.children = max(0, parent.children + change)
 
     def _announce_next(self, workflow_type: str, state: _TypeState, intake: Intake) -> None:
         """Predict the workflow of this type that has not started yet."""
@@ -310,6 +316,7 @@ class ControlPlane:
         if learner is not None:
             learner.finish(workflow.workflow_id)
         del self._workflows[workflow.workflow_id]
+        self._count_child(workflow, -1)
         state = self._types[workflow.workflow_type]
         state.live -= 1
         state.last_seen_s = self._clock()

@@ -50,6 +50,7 @@ class Workflow:
 
     Attributes:
         last_seen_s: clock reading of the latest fact.
+        children: sub-workflows that live.
         contexts: by agent, for those that have sent requests.
         waits: tool calls under way, by (agent, call).
         started_s: when the steps under way started, by (agent, step id).
@@ -71,6 +72,7 @@ class Workflow:
     agents: dict[str, int] = field(default_factory=dict)
     latest: tuple[str, str] | None = None
     pins: dict[tuple[str, str], float] = field(default_factory=dict)
+    children: int = 0
     contexts: dict[str, Context] = field(default_factory=dict)
     waits: dict[tuple[str, str], ToolWait] = field(default_factory=dict)
     started_s: dict[tuple[str, str], float] = field(default_factory=dict)

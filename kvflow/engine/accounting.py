@@ -67,9 +67,7 @@ class Accounting:
         """Tokens of a prompt behind its first ``hit`` ones that have been cached before."""
         return self._ghost.known(digests, hit)
 
-    def prompt(
-        self, tokens: int, digests: Sequence[int], hits: dict[Tier, int], recomputed: int | None = None
-    ) -> int:
+    def prompt(self, tokens: int, digests: Sequence[int], hits: dict[Tier, int], recomputed: int | None = None) -> int:
         """Count one prefilled prompt; returns how many of its computed tokens had been cached before.
 
         Args:

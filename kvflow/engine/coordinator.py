@@ -73,6 +73,11 @@ class Coordinator:
         return self._policy.name
 
     @property
+    def uses_claims(self) -> bool:
+        """Whether the active policy looks at claims at all."""
+        return self._uses_claims
+
+    @property
     def guarded(self) -> bool:
         """Whether the active policy's order is to be guarded against wrong predictions."""
         return getattr(self._policy, "guarded", False)

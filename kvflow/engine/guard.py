@@ -134,37 +134,42 @@ class Guard:
         unit = self._unit_tokens
         if not self._sample:
             self._sample = max(1, memory.device_tokens // (unit * _SHADOW_UNITS))
-        actual_s = shadow_s = 0.0
-        sampled = []
-        for index, digest in enumerate(digests):
-            if digest % self._sample:
-                continue
-            sampled.append(digest)
-            end = (index + 1) * unit
-            is_cached = end <= device_hit + host_hit
-            was_cached = digest in self._device or digest in self._host
-            if not is_cached and not was_cached:
-                continue  # new to both
-            if is_cached and not was_cached:
-                self.regret.gained_tokens += unit * self._sample
-            elif was_cached and not is_cached:
-                self.regret.lost_tokens += unit * self._sample
-            if end > device_hit:
-                actual_s += self._miss_s(end, backed_up=is_cached)
-            if digest not in self._device:
-                shadow_s += self._miss_s(end, backed_up=was_cached)
+        sampled = [index for index, digest in enumerate(digests) if not digest % self._sample]
+        actual_s, shadow_s = self._compare(digests, sampled, device_hit, device_hit + host_hit)
+        held = [digests[index] for index in sampled]
         if len(self._running) >= _MAX_RUNNING:
             self.ended(next(iter(self._running)), (), memory=memory)
-        self._running[key] = sampled
+        self._running[key] = held
         prompt_s = self._costs.compute_s(0, len(digests) * unit)
         self._prompt_s += _PROMPT_WEIGHT * (prompt_s - self._prompt_s) if self._prompt_s else prompt_s
         device, host = self._capacities(memory)
         group = max(1, memory.chunk_tokens // (unit * self._sample))
-        self._device.hold(sampled, device, group)
+        self._device.hold(held, device, group)
         if host:
-            self._host.hold(sampled, host, group)
+            self._host.hold(held, host, group)
         missed_tokens = max(0, len(digests) * unit - device_hit)
         self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
+
+    def _compare(
+        self, digests: Sequence[int], sampled: Sequence[int], device_end: int, cached_end: int
+    ) -> tuple[float, float]:
+        """Seconds the misses of a prompt cost, and would have cost LRU; what neither could have had is left out."""
+        regret, unit = self.regret, self._unit_tokens
+        weight = unit * self._sample
+        actual_s = shadow_s = 0.0
+        for index in sampled:
+            digest, end = digests[index], (index + 1) * unit
+            on_device = digest in self._device
+            is_cached, was_cached = end <= cached_end, on_device or digest in self._host
+            if not is_cached and (not was_cached or self._device.holds(digest)):
+                continue  # a request that runs is computing it, so no order has lost it
+            regret.gained_tokens += weight * (is_cached and not was_cached)
+            regret.lost_tokens += weight * (was_cached and not is_cached)
+            if end > device_end:
+                actual_s += self._miss_s(end, backed_up=is_cached)
+            if not on_device:
+                shadow_s += self._miss_s(end, backed_up=was_cached)
+        return actual_s, shadow_s
 
     def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView) -> None:
         """A request has ended, or was retracted or given up; ``digests`` are those of all it leaves in the cache."""

@@ -27,6 +27,10 @@ class ShadowLRU:
     def __contains__(self, digest: int) -> bool:
         return digest in self._kept or digest in self._held
 
+    def holds(self, digest: int) -> bool:
+        """Whether a running request uses it."""
+        return digest in self._held
+
     def hold(self, sampled: Sequence[int], capacity: int, group: int) -> None:
         """A request that starts takes its prompt, and pushes out what no longer fits.
 

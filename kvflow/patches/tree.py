@@ -7,6 +7,7 @@ SGLang's configured strategy stays underneath and breaks ties, which makes an un
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 from sglang.srt.mem_cache.evict_policy import EvictionStrategy
@@ -162,6 +163,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.trust = self.tree_core.trust
         self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
         self._stall_base_s = 0.0
+        self._in_use: Counter[int] = Counter()
         self._chunk_tokens = max(params.chunked_prefill_size or 0, 0) or _WHOLE_PROMPT
         self._tagging = Guard("claims")
         self._watching = Guard("guard")
@@ -231,6 +233,11 @@ class KvflowRadixCache(UnifiedRadixCache):
         prompt = getattr(req, "_kvflow_digests", None)
         if prompt is None:  # nothing of it was ever computed
             return
+        if req.__dict__.pop("_kvflow_in_use", False):
+            for unit in prompt:
+                self._in_use[unit] -= 1
+                if self._in_use[unit] <= 0:
+                    del self._in_use[unit]
         whole: list[int] = []
         if checkpointed:
             tokens = req.full_untruncated_fill_ids[: req.owned_kv_len()]
@@ -263,7 +270,13 @@ class KvflowRadixCache(UnifiedRadixCache):
         if counted is not None:
             self.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return
-        self.accounting.prompt(len(req.origin_input_ids), self._digests(req), _hits(req))
+        units, hits = self._digests(req), _hits(req)
+        missing = units[sum(hits.values()) // self.tree_core.unit_tokens :]
+        # what requests compute at the same time, none of them has lost
+        recomputed = self.accounting.known([unit for unit in missing if unit not in self._in_use], 0)
+        self.accounting.prompt(len(req.origin_input_ids), units, hits, recomputed)
+        req._kvflow_in_use = True
+        self._in_use.update(units)
 
     def _tag(self, req: Any) -> None:
         """Enter a request's claim on its path, split where its fixed prompt ends."""

@@ -60,6 +60,28 @@ class LearnedBrain:
             self._coordinator.apply(update)
 
 
+class SilentBrain:
+    """Predicts nothing: for orders that do not look at claims."""
+
+    def take(self, facts: Sequence[DecodedFact], *, with_request: bool = False) -> None:
+        """Nothing."""
+
+    def answered(self, claim: PromptClaim) -> None:
+        """Nothing."""
+
+    def waited(self, queue_s: float, reload_s: float) -> None:
+        """Nothing."""
+
+    def refresh(self) -> None:
+        """Nothing."""
+
+    def begin(self, program: Program) -> None:
+        """Nothing."""
+
+    def reach(self, thread: Thread, *, asking: bool = False) -> None:
+        """Nothing."""
+
+
 class OracleBrain:
     """Predicts from the trace itself: when every context is used next, tools taking exactly what they will take.
 
@@ -70,7 +92,6 @@ class OracleBrain:
         self._env = env
         self._profile = profile
         self._coordinator = coordinator
-        self._types: dict[str, str] = {}
         self._started: dict[str, tuple[float, float]] = {}
 
     def take(self, facts: Sequence[DecodedFact], *, with_request: bool = False) -> None:
@@ -110,9 +131,7 @@ class OracleBrain:
             since_s = now_s if asking and index == 0 else None
             claims.append(ClaimPrediction(agent=agent, steps=1.0, due_s=when_s, since_s=since_s))
         self._coordinator.apply(
-            WorkflowUpdate(
-                workflow_id=thread.workflow_id, workflow_type=thread.workflow_type, claims=tuple(claims)
-            )
+            WorkflowUpdate(workflow_id=thread.workflow_id, workflow_type=thread.workflow_type, claims=tuple(claims))
         )
 
     def _due_s(self, thread: Thread) -> dict[str, float]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import simpy
+from simpy.events import ProcessGenerator
 
 from kvflow.engine import PromptClaim
 from kvflow.graph import END
@@ -76,7 +76,7 @@ class Clients:
         self._waits = waits
         self._seed = seed
 
-    def work(self, programs: Iterator[tuple[int, Program]]) -> Iterator[simpy.Event]:
+    def work(self, programs: Iterator[tuple[int, Program]]) -> ProcessGenerator:
         """Run one program after the other (SimPy process; one of these per program that runs at a time)."""
         for order, program in programs:
             run = _Run(program, f"{order}:{program.start.workflow}"[:_ID_CHARS], order)
@@ -89,7 +89,7 @@ class Clients:
             self._say(StepFact(workflow_id=run.workflow_id, agent=END))
             self.completion_s.append(self._env.now - began_s)
 
-    def _thread(self, run: _Run, name: str, workflow_id: str, workflow_type: str) -> Iterator[Any]:
+    def _thread(self, run: _Run, name: str, workflow_id: str, workflow_type: str) -> ProcessGenerator:
         events = run.program.threads.get(name, [])
         thread = self._describe(run, name, workflow_id, workflow_type)
         parent_id = None if workflow_id == run.workflow_id else run.workflow_id
@@ -139,7 +139,7 @@ class Clients:
             workflow_id=workflow_id, workflow_type=workflow_type, events=events, tool_s=tool_s, delay_s=delay_s
         )
 
-    def _call(self, run: _Run, call: LLMCall, step: _Step, thread: Thread) -> Iterator[Any]:
+    def _call(self, run: _Run, call: LLMCall, step: _Step, thread: Thread) -> ProcessGenerator:
         delay_s = thread.delay_s(call)
         if delay_s:
             yield self._env.timeout(delay_s)
@@ -169,7 +169,8 @@ class Clients:
         self._env.process(self._server.submit(request))
         yield request.done
         self._brain.answered(claim)
-        if request.admitted_s is not None and request.hits["device"] < request.hits["host"] + request.goal // 2:
+        lost_some = bool(request.hits) and request.hits["device"] + self._pager.page_tokens < call.prompt.keep_tokens
+        if lost_some and request.admitted_s is not None and request.first_token_s is not None:
             self._brain.waited(request.admitted_s - request.arrived_s, request.first_token_s - request.admitted_s)
         self.calls += 1
         run.contexts[call.call] = whole

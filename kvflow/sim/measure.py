@@ -45,7 +45,7 @@ class MeasureSettings:
     shares: tuple[float, ...] = (0.0, 0.5, 0.9)
     concurrencies: tuple[int, ...] = (1, 2, 4, 8)
     contexts: tuple[int, ...] = (128, 1024, 4096)
-    decode_tokens: int = 48
+    decode_tokens: int = 96
     load_lengths: tuple[int, ...] = (512, 1024, 2048)
     repeats: int = 3
     max_fill_tokens: int = 1_000_000

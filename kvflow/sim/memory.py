@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import simpy
+from simpy.events import ProcessGenerator
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
 from kvflow.engine.guard import MemoryView
@@ -99,7 +97,7 @@ class Memory:
         self._load_free_s = max(self._load_free_s, self._env.now) + duration_s
         return self._load_free_s
 
-    def fetch(self, node: Node) -> Iterator[simpy.Event]:
+    def fetch(self, node: Node) -> ProcessGenerator:
         """Bring what only storage has of a prompt to the host (SimPy process); does nothing if all is there."""
         missing: list[Node] = []
         current = node
@@ -145,7 +143,7 @@ class Memory:
             self.tree.lock(copied[-1])
             self._backups.put((copied[-1], current.end, sum(len(one.key) for one in copied)))
 
-    def _back_up(self) -> Iterator[Any]:
+    def _back_up(self) -> ProcessGenerator:
         while True:
             node, start_pages, tokens = yield self._backups.get()
             yield self._env.timeout(tokens * self._profile.backup_token_s)
@@ -155,7 +153,7 @@ class Memory:
                         self._stores.put(span)
             self.tree.unlock(node)
 
-    def _store(self) -> Iterator[Any]:
+    def _store(self) -> ProcessGenerator:
         while True:
             node = yield self._stores.get()
             yield self._env.timeout(len(node.key) * self._profile.storage_token_s)

@@ -163,11 +163,7 @@ class Profile(_Record):
 
     def decode_s(self, sequences: int, context_tokens: float) -> float:
         """Seconds of one decode step."""
-        return (
-            self.decode_step_s
-            + self.decode_sequence_s * sequences
-            + self.decode_context_token_s * context_tokens
-        )
+        return self.decode_step_s + self.decode_sequence_s * sequences + self.decode_context_token_s * context_tokens
 
 
 def load_profile(name: str, model: Path | None = None) -> Profile:

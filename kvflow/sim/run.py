@@ -12,10 +12,11 @@ import simpy
 from kvflow.config import Settings
 from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret
 from kvflow.policy import ORACLES
-from kvflow.sim.brains import LearnedBrain, OracleBrain
+from kvflow.sim.brains import LearnedBrain, OracleBrain, SilentBrain
 from kvflow.sim.client import Clients, Waits
 from kvflow.sim.context import Pager
 from kvflow.sim.memory import Memory, backed_up
+from kvflow.sim.ports import Brain
 from kvflow.sim.profile import Profile
 from kvflow.sim.server import Admission, Server, ServerTimes
 from kvflow.trace import Program
@@ -121,11 +122,7 @@ def simulate(
         storage_tokens=settings.storage_tokens,
         guard=guard,
     )
-    brain: LearnedBrain | OracleBrain
-    if settings.policy in ORACLES:
-        brain = OracleBrain(env, profile, coordinator)
-    else:
-        brain = LearnedBrain(env, _control_settings(settings), coordinator)
+    brain = _brain(env, profile, settings, coordinator)
     server = Server(
         env,
         profile,
@@ -152,6 +149,14 @@ def simulate(
         regret=guard.regret if guard else None,
         share=guard.share if guard else None,
     )
+
+
+def _brain(env: simpy.Environment, profile: Profile, settings: SimSettings, coordinator: Coordinator) -> Brain:
+    if settings.policy in ORACLES:
+        return OracleBrain(env, profile, coordinator)
+    if not coordinator.uses_claims:
+        return SilentBrain()
+    return LearnedBrain(env, _control_settings(settings), coordinator)
 
 
 def _control_settings(settings: SimSettings) -> Settings:

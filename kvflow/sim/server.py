@@ -9,12 +9,13 @@ Decode steps between two events are one event.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
 import simpy
+from simpy.events import ProcessGenerator
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
 from kvflow.engine.guard import MemoryView
@@ -85,7 +86,7 @@ class Server:
         self._wake = env.event()
         env.process(self._run())
 
-    def submit(self, request: Request) -> Iterator[simpy.Event]:
+    def submit(self, request: Request) -> ProcessGenerator:
         """Take a request (SimPy process): fetch what storage has of it, then queue it."""
         if ceil(request.whole.tokens / self._memory.page_tokens) > self._memory.device_pages:
             self.times.rejected += 1
@@ -100,7 +101,7 @@ class Server:
         if not self._wake.triggered:
             self._wake.succeed()
 
-    def _run(self) -> Iterator[simpy.Event]:
+    def _run(self) -> ProcessGenerator:
         while True:
             batch = self._admit()
             if batch:
@@ -187,7 +188,7 @@ class Server:
 
     # -- prefill
 
-    def _prefill(self, batch: list[tuple[Request, int, int]]) -> Iterator[simpy.Event]:
+    def _prefill(self, batch: list[tuple[Request, int, int]]) -> ProcessGenerator:
         profile, env = self._profile, self._env
         compute_s = profile.prefill_step_s
         loaded_s = env.now
@@ -283,7 +284,7 @@ class Server:
         request.joined = self._joined
         heapq.heappush(self._finishing, (self._step + left, self._joined, request))
 
-    def _decode(self) -> Iterator[simpy.Event]:
+    def _decode(self) -> ProcessGenerator:
         """Run decode steps until a request ends, one arrives, or memory must be made."""
         self._drop_stale()
         count = len(self._running)

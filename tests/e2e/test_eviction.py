@@ -104,6 +104,15 @@ def test_recomputed_tokens_are_those_that_had_been_cached(server: Any) -> None:
     assert server.get("stats")["total"]["recomputed_tokens"] - before == 960
 
 
+def test_what_requests_compute_at_the_same_time_none_of_them_has_lost(server: Any) -> None:
+    body = {"text": [text("fan out", 400)] * 4, "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+    assert server.client.post("/generate", json=body).status_code == 200
+    total = server.get("stats")["total"]
+    assert total["requests"] == 4
+    assert total["recomputed_tokens"] == 0
+    assert total["regret"]["lost_tokens"] == 0
+
+
 def test_policies_switch_at_run_time_and_unknown_ones_are_refused(server: Any) -> None:
     server.set_policy("lru")
     assert server.get("status")["replicas"][0]["policy"] == "lru"

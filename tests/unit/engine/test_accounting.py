@@ -52,13 +52,20 @@ def test_units_are_whole_pages_of_at_least_64_tokens() -> None:
 
 def test_remembered_units_are_bounded_and_hits_keep_them() -> None:
     ghost = GhostPages(1, 3)
-    ghost.observe([1], computed_from=0)
-    ghost.observe([2], computed_from=0)
-    ghost.observe([1], computed_from=1)  # found in the cache
-    ghost.observe([3], computed_from=0)
-    ghost.observe([4], computed_from=0)
-    assert ghost.observe([1], computed_from=0) == 1
-    assert ghost.observe([2], computed_from=0) == 0
+    for digest in (1, 2, 1, 3, 4):  # the second 1 was found in the cache
+        ghost.remember([digest])
+    assert ghost.known([1], 0) == 1
+    assert ghost.known([2], 0) == 0
+
+
+def test_prompts_of_one_batch_have_not_lost_what_they_share() -> None:
+    accounting = Accounting(unit_tokens=64)
+    prompt = digests(PROMPT, "", 64)
+    known = [accounting.known(prompt, 0) for _ in range(2)]
+    for recomputed in known:
+        accounting.prompt(150, prompt, {}, recomputed)
+    assert accounting.counters.recomputed_tokens == 0
+    assert accounting.prompt(150, prompt, {}) == 128
 
 
 def test_a_flush_is_not_an_eviction() -> None:

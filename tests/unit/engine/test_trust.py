@@ -33,9 +33,11 @@ def ask(trust: Trust, name: int) -> None:
 
 
 def lose(trust: Trust) -> None:
+    """Until it is given up, lose what LRU would have."""
     for name in range(12):
-        ask(trust, name)
-        ask(trust, name)
+        for _ in range(2):
+            if trust.active:
+                ask(trust, name)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ORACLES))
@@ -51,15 +53,17 @@ def test_falling_back_is_a_warning_and_trying_again_is_said_too(caplog: pytest.L
     assert (trust.active, trust.share) == (False, 0.0)
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "cost does worse than LRU" in warning.message
-    for name in range(100, 140):
+    name = 100
+    while not trust.active and name < 10_000:
         ask(trust, name)
-    assert (trust.active, trust.share) == (True, 0.25)
-    assert "cost is tried again, on the oldest 25 % of the cache" in caplog.text
+        name += 1
+    assert 0 < trust.share < 1
+    assert "cost is tried again, on the oldest" in caplog.text
     assert trust.regret.recoveries == 1
 
 
 def test_patience_is_set() -> None:
-    patient = make(budget=1.0)
+    patient = make(allowance_prompts=100.0)
     lose(patient)
     assert patient.share == 1.0
 
@@ -146,5 +150,5 @@ def test_an_order_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch
 def test_the_settings_have_the_defaults_of_what_they_set() -> None:
     settings = config.Settings()
     assert ServingCosts(**settings.costs.model_dump()) == ServingCosts()
-    assert (settings.guard.budget, settings.guard.tolerance) == (GuardSettings().budget, GuardSettings().tolerance)
+    assert GuardSettings(**settings.guard.model_dump(exclude={"enabled"})) == GuardSettings()
     assert settings.eviction.policy == "cost"

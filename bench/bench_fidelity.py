@@ -1,0 +1,332 @@
+"""How true the simulator is: the same programs through the real server on the CPU engine and through the simulator.
+
+Small synthetic multi-agent programs run in a closed loop against SGLang with kvflow (host tier, throttled link), and
+then, with the same capacities, against the simulated server, which gets its times from the profile ``cpu``, and once
+more from a profile fitted to this very machine a minute before. Hits, loads and computed tokens tell whether the cache
+does the same; times tell whether the rest of the server is understood. docs/fidelity.md discusses the result.
+
+Usage: python bench/bench_fidelity.py [--policies lru cost] [--repeats 1] [--no-calibration] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import kvflow.sim.run
+from kvflow.cli.circumstances import circumstances
+from kvflow.graph import END
+from kvflow.hints import envelope, step_action, tool_action
+from kvflow.patches.cpu.launch import ServerProcess, launch_server
+from kvflow.patches.cpu.model import build_model
+from kvflow.sim import Profile, SimSettings, Waits, load_profile, simulate
+from kvflow.sim.fit import fit
+from kvflow.sim.measure import MeasureSettings, measure
+from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ToolEnd, ToolStart, programs
+from kvflow.trace.synth import SynthOptions, synthetic_trace
+
+RESULT = Path(__file__).parent / "results" / "fidelity.json"
+PAGE_TOKENS, DEVICE_TOKENS, HOST_RATIO = 16, 4096, 1.5
+HOST_TOKENS = (int(DEVICE_TOKENS * HOST_RATIO) // PAGE_TOKENS + 1) * PAGE_TOKENS  # SGLang adds a page
+AT_ONCE, MAX_RUNNING = 6, 8
+LINK_BYTES_S = 1e8
+LONGEST_TOOL_S = 1.5
+CALIBRATION = MeasureSettings(
+    lengths=(128, 512, 1024, 2048), contexts=(128, 1024), concurrencies=(1, 3, 6), decode_tokens=48, repeats=2
+)
+kvflow.sim.run.UNIT_TOKENS = 64  # recomputed tokens are counted in the units of a server with these pages
+
+
+def workload(seed: int) -> list[Program]:
+    """ReAct agents with tools, and supervisors that hand jobs to workers, in turns."""
+    sizes: dict[str, Any] = {"fixed_tokens": 640, "task_tokens": 256, "output_tokens": 24, "seed": seed}
+    react = SynthOptions(workflows=14, turns=4, **sizes)
+    supervisor = SynthOptions(workflows=10, agents=3, turns=3, **sizes)
+    made = [list(programs(synthetic_trace(kind, o)[1])) for kind, o in (("react", react), ("supervisor", supervisor))]
+    mixed = [program for pair in zip(*made, strict=False) for program in pair]
+    return mixed + made[0][len(made[1]) :]
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a client sees."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    completion_s: list[float] = field(default_factory=list)
+    calls: int = 0
+
+
+class Texts:
+    """Token ids of contents; an answer's are what the model said."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[int]] = {}
+
+    def ids(self, pieces: tuple[Piece, ...]) -> list[int]:
+        spelled: list[int] = []
+        for piece in pieces:
+            known = self._known.setdefault(piece.content, [])
+            if len(known) < piece.offset + piece.tokens:
+                own = random.Random(piece.content)
+                known[:] = [own.randrange(10, 250) for _ in range(piece.offset + piece.tokens)]
+            spelled += known[piece.offset : piece.offset + piece.tokens]
+        return spelled
+
+
+class Runner:
+    """Plays programs against a server as :class:`kvflow.sim.client.Clients` does against the simulated one."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.observed = Observed()
+        self._client = client
+        self._texts = Texts()
+
+    async def work(self, supply: Iterator[tuple[int, Program]]) -> None:
+        for order, program in supply:
+            began_s = time.perf_counter()
+            run = _Run(self._client, self._texts, self.observed, program, f"{order}:{program.start.workflow}")
+            await run.thread(MAIN_THREAD, run.workflow_id, program.start.type)
+            await asyncio.gather(*run.threads.values())
+            await run.say(step_action(workflow_id=run.workflow_id, agent=END))
+            self.observed.completion_s.append(time.perf_counter() - began_s)
+
+
+class _Run:
+    """One workflow under way."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, texts: Texts, observed: Observed, program: Program, workflow_id: str
+    ) -> None:
+        self.workflow_id = workflow_id
+        self.threads: dict[str, asyncio.Task[None]] = {}
+        self._client = client
+        self._texts = texts
+        self._observed = observed
+        self._program = program
+        self._contexts: dict[str, list[int]] = {}
+
+    async def say(self, *actions: dict[str, Any]) -> None:
+        (await self._client.post("/kvflow/v1/events", json=envelope(list(actions)))).raise_for_status()
+
+    async def thread(self, name: str, workflow_id: str, workflow_type: str) -> None:
+        events = self._program.threads.get(name, [])
+        seconds = {event.tool_call: event.seconds or 0.0 for event in events if isinstance(event, ToolEnd)}
+        ends_s: dict[str, float] = {}
+        tools: dict[str, dict[str, Any]] = {}
+        step = _Step(workflow_id, workflow_type, None if workflow_id == self.workflow_id else self.workflow_id)
+        for event in events:
+            match event:
+                case LLMCall():
+                    await self._call(event, step)
+                case ToolStart():
+                    ends_s[event.tool_call] = time.perf_counter() + min(seconds[event.tool_call], LONGEST_TOOL_S)
+                    fields = {"workflow_id": workflow_id, "agent": step.agent or event.agent, "tool": event.tool}
+                    tools[event.tool_call] = fields | {"verb": event.verb, "call_id": event.tool_call}
+                    await self.say(tool_action(event="start", **tools[event.tool_call]))
+                case ToolEnd():
+                    await asyncio.sleep(max(0.0, ends_s[event.tool_call] - time.perf_counter()))
+                    await self.say(tool_action(event="end", **tools[event.tool_call]))
+                case Spawn():
+                    child = self._program.threads[event.child]
+                    agent = next(e.agent for e in child if isinstance(e, LLMCall))
+                    began = self.thread(event.child, f"{self.workflow_id}/{event.child}", f"{workflow_type}/{agent}")
+                    self.threads[event.child] = asyncio.create_task(began)
+                case Join():
+                    await self.threads[event.child]
+        if workflow_id != self.workflow_id:
+            await self.say(step_action(workflow_id=workflow_id, agent=END))
+
+    async def _call(self, call: LLMCall, step: _Step) -> None:
+        if call.delay_s:
+            await asyncio.sleep(min(call.delay_s, LONGEST_TOOL_S))
+        before = self._contexts[call.prompt.base] if call.prompt.base is not None else []
+        ids = before[: call.prompt.keep_tokens] + self._texts.ids(call.prompt.add)
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": call.output_tokens, "temperature": 0, "ignore_eos": True},
+            "kv_hints": envelope(step.enter(call)),
+            "stream": True,
+        }
+        began_s = time.perf_counter()
+        answer: dict[str, Any] = {}
+        first_s = 0.0
+        async with self._client.stream("POST", "/generate", json=body) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    first_s = first_s or time.perf_counter() - began_s
+                    answer = json.loads(line[len("data: ") :])
+        self._observed.ttft_s.append(first_s)
+        self._observed.calls += 1
+        self._contexts[call.call] = ids + answer["output_ids"]
+
+
+@dataclass(slots=True)
+class _Step:
+    """The facts that tell of a thread's steps, as in the simulator."""
+
+    workflow_id: str
+    workflow_type: str
+    parent_id: str | None
+    agent: str | None = None
+    count: int = 0
+
+    def enter(self, call: LLMCall) -> list[dict[str, Any]]:
+        facts = []
+        if call.agent != self.agent:
+            if self.agent is not None:
+                facts.append(self._fact(self.agent, "end", None))
+            self.agent = call.agent
+            self.count += 1
+        facts.append(self._fact(call.agent, "start", call.fixed_tokens))
+        return facts
+
+    def _fact(self, agent: str, event: str, fixed_tokens: int | None) -> dict[str, Any]:
+        return step_action(
+            workflow_id=self.workflow_id,
+            workflow_type=self.workflow_type,
+            parent_workflow_id=self.parent_id,
+            agent=agent,
+            step_id=f"{self.count}:{agent}",
+            event=event,
+            fixed_prompt_tokens=fixed_tokens,
+        )
+
+
+def start(model: Path, folder: Path, policy: str, costs: Profile) -> Any:
+    """A server that evicts by a policy, with the costs the simulated one has."""
+    flags = ["--enable-kvflow", "--kvflow-policy", policy, "--enable-hierarchical-cache"]
+    flags += ["--hicache-ratio", str(HOST_RATIO), "--hicache-write-policy", "write_through", "--sleep-on-idle"]
+    flags += ["--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS)]
+    flags += ["--max-running-requests", str(MAX_RUNNING)]
+    environment = {f"KVFLOW_COSTS__{name.upper()}": str(value) for name, value in asdict(costs.costs).items()}
+    environment |= {"KVFLOW_CPU_LINK_BYTES_PER_S": str(LINK_BYTES_S), "KVFLOW_STRICT": "1"}
+    return launch_server(model, log_path=folder / f"{policy}.log", extra_args=flags, env=environment)
+
+
+async def play(server: ServerProcess, work: list[Program]) -> dict[str, float]:
+    """Run the programs on the real server."""
+    limits = httpx.Limits(max_connections=64)
+    async with httpx.AsyncClient(base_url=server.url, timeout=300, limits=limits, trust_env=False) as client:
+        warm = {"input_ids": [9] * 64, "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+        (await client.post("/generate", json=warm)).raise_for_status()
+        while (await client.post("/flush_cache")).status_code != httpx.codes.OK:
+            await asyncio.sleep(0.1)
+        await client.get("/kvflow/v1/stats", params={"reset": True})
+        runner, supply = Runner(client), enumerate(work)
+        began_s = time.perf_counter()
+        await asyncio.gather(*(runner.work(supply) for _ in range(AT_ONCE)))
+        span_s = time.perf_counter() - began_s
+        await asyncio.sleep(0.5)
+        counters = (await client.get("/kvflow/v1/stats")).json()["total"]
+    seen = runner.observed
+    return numbers(counters, seen.ttft_s, seen.completion_s, span_s)
+
+
+def numbers(
+    counters: dict[str, Any], ttft_s: list[float], completion_s: list[float], span_s: float
+) -> dict[str, float]:
+    """What is compared."""
+    return {
+        "prompt_tokens": counters["prompt_tokens"],
+        "hit_device_tokens": counters["hit_tokens"]["device"],
+        "hit_host_tokens": counters["hit_tokens"]["host"],
+        "computed_tokens": counters["computed_tokens"],
+        "recomputed_tokens": counters["recomputed_tokens"],
+        "evicted_device_tokens": sum(n for key, n in counters["evicted_tokens"].items() if key.startswith("device/")),
+        "evicted_host_tokens": sum(n for key, n in counters["evicted_tokens"].items() if key.startswith("host/")),
+        "load_back_tokens": counters["load_back_tokens"],
+        "load_back_s": counters["load_back_s"],
+        "stall_s": counters["stall_s"],
+        "ttft_mean_s": statistics.fmean(ttft_s),
+        "ttft_p95_s": statistics.quantiles(ttft_s, n=20)[-1],
+        "completion_mean_s": statistics.fmean(completion_s),
+        "span_s": span_s,
+    }
+
+
+def imagine(work: list[Program], policy: str, profile: Profile) -> dict[str, float]:
+    """Run the programs on the simulated server."""
+    settings = SimSettings(
+        policy=policy,
+        device_tokens=DEVICE_TOKENS,
+        host_tokens=HOST_TOKENS,
+        concurrency=AT_ONCE,
+        page_tokens=PAGE_TOKENS,
+        waits=Waits(max_delay_s=LONGEST_TOOL_S),
+    )
+    longest = max(call.output_tokens for program in work for call in program.calls)
+    served = profile.model_copy(update={"max_running": MAX_RUNNING, "reserve_tokens": longest})
+    result = simulate(work, served, settings)
+    return numbers(asdict(result.counters), result.times.ttft_s, result.completion_s, result.span_s)
+
+
+def show(policy: str, real: list[dict[str, float]], simulated: dict[str, dict[str, float]]) -> None:
+    """Print simulated beside real."""
+    print(f"\n{policy:22} {'real':>10} {'spread':>7}" + "".join(f" {name:>12} {'error':>7}" for name in simulated))
+    for key in real[0]:
+        values = [run[key] for run in real]
+        mean = statistics.fmean(values)
+        spread = (max(values) - min(values)) / mean if mean and len(values) > 1 else 0.0
+        line = f"{key:22} {mean:10.3f} {spread:7.1%}" if mean < 1000 else f"{key:22} {mean:10.0f} {spread:7.1%}"
+        for run in simulated.values():
+            error = f"{run[key] / mean - 1:+7.1%}" if mean else "      -"
+            line += f" {run[key]:12.3f} {error}" if mean < 1000 else f" {run[key]:12.0f} {error}"
+        print(line)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", nargs="*", default=["lru", "cost"])
+    parser.add_argument("--repeats", type=int, default=1, help="real runs per policy, each on a fresh server")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-calibration", action="store_true", help="use the profile that comes with kvflow only")
+    parser.add_argument("--json", type=Path, default=RESULT)
+    options = parser.parse_args()
+    work = workload(options.seed)
+    profiles = {"cpu": load_profile("cpu")}
+    real: dict[str, list[dict[str, float]]] = {policy: [] for policy in options.policies}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = build_model(folder / "model")
+        for repeat in range(options.repeats):
+            for policy in options.policies:
+                with start(model, folder, policy, profiles["cpu"]) as server:
+                    if not options.no_calibration and "fitted now" not in profiles:
+                        measured = asyncio.run(measure(server.url, "fitted now", CALIBRATION, lambda text: None))
+                        profiles["fitted now"] = fit(measured).profile
+                    print(f"real run {repeat + 1}/{options.repeats}: {policy}", flush=True)
+                    real[policy].append(asyncio.run(play(server, work)))
+    simulated = {policy: {n: imagine(work, policy, p) for n, p in profiles.items()} for policy in options.policies}
+    for policy in options.policies:
+        show(policy, real[policy], simulated[policy])
+    options.json.write_text(
+        json.dumps(
+            {
+                "bench": "fidelity",
+                **circumstances(),
+                "settings": {"device_tokens": DEVICE_TOKENS, "host_tokens": HOST_TOKENS, "at_once": AT_ONCE},
+                "calls": sum(len(program.calls) for program in work),
+                "profiles": {name: profile.model_dump() for name, profile in profiles.items()},
+                "real": real,
+                "simulated": simulated,
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
