@@ -2,10 +2,11 @@
 
 Small synthetic multi-agent programs run in a closed loop against SGLang with kvflow (host tier, throttled link), and
 then, with the same capacities, against the simulated server, which gets its times from the profile ``cpu``, and once
-more from a profile fitted to this very machine a minute before. Hits, loads and computed tokens tell whether the cache
-does the same; times tell whether the rest of the server is understood. docs/fidelity.md discusses the result.
+more from a profile fitted to this very server just before the run (other people's work on the machine then slows both).
+Hits, loads and computed tokens tell whether the cache does the same; times tell whether the rest of the server is
+understood. docs/fidelity.md discusses the result.
 
-Usage: python bench/bench_fidelity.py [--policies lru cost] [--repeats 1] [--no-calibration] [--json FILE]
+Usage: python bench/bench_fidelity.py [--policies lru cost] [--repeats 1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any
 
 import httpx
 
-import kvflow.sim.run
 from kvflow.cli.circumstances import circumstances
+from kvflow.engine import Accounting, Tier, digests
 from kvflow.graph import END
 from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
@@ -45,7 +46,6 @@ LONGEST_TOOL_S = 1.5
 CALIBRATION = MeasureSettings(
     lengths=(128, 512, 1024, 2048), contexts=(128, 1024), concurrencies=(1, 3, 6), decode_tokens=48, repeats=2
 )
-kvflow.sim.run.UNIT_TOKENS = 64  # recomputed tokens are counted in the units of a server with these pages
 
 
 def workload(seed: int) -> list[Program]:
@@ -60,11 +60,11 @@ def workload(seed: int) -> list[Program]:
 
 @dataclass(slots=True)
 class Observed:
-    """What a client sees."""
+    """What the clients see; they count recomputed tokens page by page, as the simulator does with so little memory."""
 
+    accounting: Accounting = field(default_factory=lambda: Accounting(PAGE_TOKENS))
     ttft_s: list[float] = field(default_factory=list)
     completion_s: list[float] = field(default_factory=list)
-    calls: int = 0
 
 
 class Texts:
@@ -165,11 +165,14 @@ class _Run:
             response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
-                    first_s = first_s or time.perf_counter() - began_s
                     answer = json.loads(line[len("data: ") :])
+                    if not first_s:
+                        first_s = time.perf_counter() - began_s
+                        hits = {Tier.DEVICE: answer["meta_info"]["cached_tokens"]}
+                        self._observed.accounting.prompt(len(ids), digests(ids, "", PAGE_TOKENS), hits)
         self._observed.ttft_s.append(first_s)
-        self._observed.calls += 1
-        self._contexts[call.call] = ids + answer["output_ids"]
+        context = self._contexts[call.call] = ids + answer["output_ids"]
+        self._observed.accounting.cached(digests(context[:-1], "", PAGE_TOKENS))
 
 
 @dataclass(slots=True)
@@ -231,6 +234,7 @@ async def play(server: ServerProcess, work: list[Program]) -> dict[str, float]:
         await asyncio.sleep(0.5)
         counters = (await client.get("/kvflow/v1/stats")).json()["total"]
     seen = runner.observed
+    counters["recomputed_tokens"] = seen.accounting.counters.recomputed_tokens
     return numbers(counters, seen.ttft_s, seen.completion_s, span_s)
 
 
@@ -272,18 +276,57 @@ def imagine(work: list[Program], policy: str, profile: Profile) -> dict[str, flo
     return numbers(asdict(result.counters), result.times.ttft_s, result.completion_s, result.span_s)
 
 
-def show(policy: str, real: list[dict[str, float]], simulated: dict[str, dict[str, float]]) -> None:
+def average(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of every number."""
+    return {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
+
+
+def show(policy: str, real: list[dict[str, float]], simulated: dict[str, list[dict[str, float]]]) -> None:
     """Print simulated beside real."""
-    print(f"\n{policy:22} {'real':>10} {'spread':>7}" + "".join(f" {name:>12} {'error':>7}" for name in simulated))
-    for key in real[0]:
+    heads = "".join(f" {name:>12} {'error':>7}" for name in simulated)
+    print(f"\n{policy:22} {'real':>10} {'spread':>7}{heads}")
+    imagined = [average(runs) for runs in simulated.values()]
+    for key, mean in average(real).items():
+        digits = 0 if mean >= 1000 else 3
         values = [run[key] for run in real]
-        mean = statistics.fmean(values)
-        spread = (max(values) - min(values)) / mean if mean and len(values) > 1 else 0.0
-        line = f"{key:22} {mean:10.3f} {spread:7.1%}" if mean < 1000 else f"{key:22} {mean:10.0f} {spread:7.1%}"
-        for run in simulated.values():
-            error = f"{run[key] / mean - 1:+7.1%}" if mean else "      -"
-            line += f" {run[key]:12.3f} {error}" if mean < 1000 else f" {run[key]:12.0f} {error}"
+        spread = (max(values) - min(values)) / mean if mean else 0.0
+        line = f"{key:22} {mean:10.{digits}f} {spread:7.1%}"
+        for run in imagined:
+            error = f"{run[key] / mean - 1:+7.1%}" if mean else f"{'-':>7}"
+            line += f" {run[key]:12.{digits}f} {error}"
         print(line)
+
+
+@dataclass(slots=True)
+class Arm:
+    """Real runs of one policy, and what the simulator makes of them.
+
+    Attributes:
+        fitted: profile of every real run's server, measured just before it.
+        simulated: by profile.
+    """
+
+    real: list[dict[str, float]] = field(default_factory=list)
+    fitted: list[Profile] = field(default_factory=list)
+    simulated: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+
+def run(arms: dict[str, Arm], work: list[Program], repeats: int) -> None:
+    """Run every policy, each on a fresh server, in turns."""
+    packaged = load_profile("cpu")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = build_model(folder / "model")
+        for repeat in range(repeats):
+            for policy, arm in arms.items():
+                with start(model, folder, policy, packaged) as server:
+                    print(f"real run {repeat + 1}/{repeats}: {policy}", flush=True)
+                    measured = asyncio.run(measure(server.url, "fitted", CALIBRATION, lambda text: None))
+                    arm.fitted.append(fit(measured).profile)
+                    arm.real.append(asyncio.run(play(server, work)))
+    for policy, arm in arms.items():
+        arm.simulated["cpu"] = [imagine(work, policy, packaged)]
+        arm.simulated["fitted"] = [imagine(work, policy, profile) for profile in arm.fitted]
 
 
 def main() -> None:
@@ -292,40 +335,28 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=["lru", "cost"])
     parser.add_argument("--repeats", type=int, default=1, help="real runs per policy, each on a fresh server")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-calibration", action="store_true", help="use the profile that comes with kvflow only")
     parser.add_argument("--json", type=Path, default=RESULT)
     options = parser.parse_args()
     work = workload(options.seed)
-    profiles = {"cpu": load_profile("cpu")}
-    real: dict[str, list[dict[str, float]]] = {policy: [] for policy in options.policies}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = build_model(folder / "model")
-        for repeat in range(options.repeats):
-            for policy in options.policies:
-                with start(model, folder, policy, profiles["cpu"]) as server:
-                    if not options.no_calibration and "fitted now" not in profiles:
-                        measured = asyncio.run(measure(server.url, "fitted now", CALIBRATION, lambda text: None))
-                        profiles["fitted now"] = fit(measured).profile
-                    print(f"real run {repeat + 1}/{options.repeats}: {policy}", flush=True)
-                    real[policy].append(asyncio.run(play(server, work)))
-    simulated = {policy: {n: imagine(work, policy, p) for n, p in profiles.items()} for policy in options.policies}
-    for policy in options.policies:
-        show(policy, real[policy], simulated[policy])
-    options.json.write_text(
-        json.dumps(
-            {
-                "bench": "fidelity",
-                **circumstances(),
-                "settings": {"device_tokens": DEVICE_TOKENS, "host_tokens": HOST_TOKENS, "at_once": AT_ONCE},
-                "calls": sum(len(program.calls) for program in work),
-                "profiles": {name: profile.model_dump() for name, profile in profiles.items()},
-                "real": real,
-                "simulated": simulated,
-            },
-            indent=1,
-        )
-    )
+    arms = {policy: Arm() for policy in options.policies}
+    run(arms, work, options.repeats)
+    for policy, arm in arms.items():
+        show(policy, arm.real, arm.simulated)
+    result = {
+        "bench": "fidelity",
+        **circumstances(),
+        "settings": {"device_tokens": DEVICE_TOKENS, "host_tokens": HOST_TOKENS, "at_once": AT_ONCE},
+        "calls": sum(len(program.calls) for program in work),
+        "arms": {
+            policy: {
+                "real": arm.real,
+                "simulated": arm.simulated,
+                "fitted": [profile.model_dump() for profile in arm.fitted],
+            }
+            for policy, arm in arms.items()
+        },
+    }
+    options.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ def fit(measured: Measurements, *, base: Profile | None = None, reduction: Reduc
         measured: samples; prefill and decode must be among them.
         base: where times come from that were not measured. Without one, backups take as long as loads, and storage too.
         reduction: what becomes of repetitions of one setting; ``minimum`` suits a machine that others use as well.
+            Transfers are always taken by their median.
 
     Raises:
         ConfigError: there are too few samples, or none of a kind that nothing else can stand in for.
@@ -202,7 +203,8 @@ class _Reduced:
             "decode": _group(measured.decode, lambda s: (1.0, float(s.sequences), float(s.context_tokens)), reduction),
         }
         for kind in ("load", "backup", "storage"):
-            self.samples[kind] = _group(getattr(measured, kind), lambda s: (float(s.tokens),), reduction)
+            # a busy machine can stamp either end of a transfer late, so the shortest is not the truest
+            self.samples[kind] = _group(getattr(measured, kind), lambda s: (float(s.tokens),), "median")
 
     def solve(self, kind: str) -> list[float]:
         """Coefficients of a kind; notes how well they fit.

@@ -85,7 +85,7 @@ def gap_note(ideal: Estimate | None) -> str:
     told = f"Belady loses {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than LRU"
     if abs(saved) < LEAST_GAP:
         return f"{told}: below {LEAST_GAP:.0%}, a share of that would be noise"
-    if ideal.low is not None and ideal.high is not None and ideal.low < 1 < ideal.high:
+    if ideal.n > 2 and ideal.low is not None and ideal.high is not None and ideal.low < 1 < ideal.high:
         return f"{told}, but over these {ideal.n} seeds that may be chance: a share of it would be noise"
     if saved < 0:
         return f"{told} here: it knows what programs do next, not when the server will let them"

@@ -194,7 +194,7 @@ class Log:
         lost: (tier, position of the node's end, its tokens).
         found: (request, tokens on the device, tokens on the host).
         loaded: tokens of every load-back.
-        copied: tokens on the host after every operation.
+        kept: (tokens in use on the device, tokens on the host) after every operation.
     """
 
     lost: list[tuple[str, int, tuple[int, ...]]] = field(default_factory=list)

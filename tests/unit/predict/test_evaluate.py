@@ -253,6 +253,6 @@ def test_the_command_gives_json(trace):
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
-    done = CliRunner().invoke(app, ["predict", "eval", str(tmp_path / "none.jsonl")])
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["predict", "eval", str(tmp_path / "none.jsonl")])
     assert done.exit_code == 2
     assert "none.jsonl" in done.output

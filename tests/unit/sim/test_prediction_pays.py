@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from kvflow.policy import CostPolicy, Leaf, Rank, ServingCosts
+from kvflow.policy import CostPolicy, Leaf, Rank
 from kvflow.policy import registry as policy_registry
 from kvflow.sim import SimResult, SimSettings, load_profile, simulate
 from kvflow.trace import Program, SynthOptions, programs, synthetic_trace

@@ -105,7 +105,9 @@ def test_a_file_that_breaks_off_says_where(tmp_path: Path) -> None:
         list(read_trace(path, pytest.fail))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b""), b"hello\n", b'{"event": "workflow_end"}\n'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n\n", gzip.compress(b"", mtime=0), b"hello\n", b'{"event": "workflow_end"}\n']
+)
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(content)
