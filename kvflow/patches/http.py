@@ -21,7 +21,7 @@ from kvflow.patches.messages import KvflowAnswer
 from kvflow.patches.seams import Role
 
 PREFIX = "/kvflow/v1"
-STATES = frozenset({"guard_share", "guard_active", "queue_s"})
+STATES = frozenset({"guarded", "active", "share", "queue_s"})
 """What a replica reports that cannot be added up."""
 
 router = APIRouter(prefix=PREFIX)
@@ -71,7 +71,7 @@ async def stats(reset: bool = False) -> Any:
     for (action_type, state), count in sorted(front.plane.outcome_counts.items()):
         outcomes.setdefault(action_type, {})[state] = count
     return {
-        "total": add_up([{k: v for k, v in replica.items() if k not in STATES} for replica in replicas]),
+        "total": add_up(replicas),
         "replicas": replicas,
         "hints": {"outcomes": outcomes, "malformed": front.malformed},
         "live_workflows": len(front.plane),
@@ -139,10 +139,12 @@ async def graph(workflow_type: str, format: str = "json") -> Any:
 
 
 def add_up(replicas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sum counters field by field, nested mappings included."""
+    """Sum counters field by field, nested mappings included; states are left out."""
     total: dict[str, Any] = {}
     for data in replicas:
         for name, value in data.items():
+            if name in STATES:
+                continue
             if isinstance(value, dict):
                 total[name] = add_up([total.get(name, {}), value])
             else:

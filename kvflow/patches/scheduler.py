@@ -70,9 +70,7 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     cache.publish()
     data = asdict(cache.accounting.counters)
     data["live_workflows"] = len(cache.coordinator.claims)
-    data["regret"] = asdict(cache.trust.regret)
-    data["guard_share"] = cache.trust.share
-    data["guard_active"] = cache.trust.active
+    data["guard"] = cache.trust.as_dict()
     data["queue_s"] = cache.coordinator.claims.clock.queue_s
     if reset:
         cache.restart_counters()

@@ -87,7 +87,7 @@ class Trust:
             self._guard.regret = self.regret
 
     def as_dict(self) -> dict[str, Any]:
-        """State for ``GET /kvflow/v1/status``."""
+        """State and counters, for reports."""
         return {
             "guarded": self._guard is not None,
             "active": self.active,

@@ -110,7 +110,7 @@ def test_what_requests_compute_at_the_same_time_none_of_them_has_lost(server: An
     total = server.get("stats")["total"]
     assert total["requests"] == 4
     assert total["recomputed_tokens"] == 0
-    assert total["regret"]["lost_tokens"] == 0
+    assert total["guard"]["lost_tokens"] == 0
 
 
 def test_policies_switch_at_run_time_and_unknown_ones_are_refused(server: Any) -> None:
@@ -161,11 +161,11 @@ def test_the_guard_measures_what_following_predictions_gains(server: Any) -> Non
     flood(server, 4 * FIXED_TOKENS, "g")
     assert sum(cached(server, prompts[agent])["device"] for agent in ("near", "first")) == 2 * FIXED_TOKENS
     stats = server.get("stats")
-    assert stats["replicas"][0]["guard_share"] == 1.0
-    regret = stats["total"]["regret"]
+    assert stats["replicas"][0]["guard"]["share"] == 1.0
+    regret = stats["total"]["guard"]
     assert regret["gained_s"] > regret["lost_s"]
     assert regret["fallbacks"] == 0
-    assert "guard_share" not in stats["total"]
+    assert "share" not in stats["total"]["guard"]
     server.set_policy("lru")
     guard = server.get("status")["replicas"][0]["guard"]
     assert (guard["guarded"], guard["share"]) == (False, 1.0)

@@ -218,9 +218,16 @@ class Spelling:
 
 
 class Real:
-    """SGLang's cache, with its own admission and allocation around it; only the model is missing."""
+    """SGLang's cache, with its own admission and allocation around it; only the model is missing.
 
-    def __init__(self, policy: str, spelling: Spelling, *, host_ratio: float, args: Any) -> None:
+    Args:
+        args: published server arguments.
+        chunk_tokens: length of the parts in which prompts are computed.
+    """
+
+    def __init__(
+        self, policy: str, spelling: Spelling, *, host_ratio: float, args: Any, chunk_tokens: int = CONTENT_TOKENS
+    ) -> None:
         import torch
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -245,6 +252,7 @@ class Real:
         self.cache.coordinator.set_policy(policy)
         self.log = Log()
         self._spelling = spelling
+        self._chunk_tokens = chunk_tokens
         self._running: dict[int, tuple[Ask, Any]] = {}
         self._record()
 
@@ -271,28 +279,41 @@ class Real:
     def _admit(self, ask: Ask) -> None:
         """As the scheduler does: match, admit, load back, allocate, compute, enter into the tree."""
         from sglang.srt.managers.schedule_batch import Req
-        from sglang.srt.managers.schedule_policy import PrefillAdder
         from sglang.srt.mem_cache.allocation import alloc_for_extend
         from sglang.srt.mem_cache.common import checkpoint_kv_cache
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         sampling = SamplingParams(max_new_tokens=ask.answer.tokens, ignore_eos=True)
-        req = Req(str(ask.number), "", array("q", self._spelling.tokens(ask.pieces)), sampling)
-        req._kvflow_claim = ask.claim  # type: ignore[attr-defined]
+        req: Any = Req(str(ask.number), "", array("q", self._spelling.tokens(ask.pieces)), sampling)
+        req._kvflow_claim = ask.claim
         req.init_next_round_input(self.cache)
         device = req.prefix_len
-        adder = PrefillAdder(PAGE, self.cache, self.allocator, None, 1.0, CONTENT_TOKENS, None)  # type: ignore[arg-type]
+        adder = self._adder()
         adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None)
         assert adder.can_run_list == [req], "the scenario must fit"
         self.log.found.append((ask.number, device, req.host_loaded_length))
         if req.host_loaded_length:
             self.log.loaded.append(req.host_loaded_length)
         self.cache.ready_to_load_host_cache()
-        alloc_for_extend(_batch(self.cache, req))  # type: ignore[arg-type]
+        alloc_for_extend(_batch(self.cache, req))
+        while req.extend_end < ask.tokens:
+            req.kv.kv_committed_len = req.kv.kv_allocated_len = req.extend_end
+            req.inflight_middle_chunks += 1
+            checkpoint_kv_cache(req, self.cache)
+            req.init_next_round_input()
+            self._adder().add_chunked_req(req)
+            alloc_for_extend(_batch(self.cache, req))
+            req.inflight_middle_chunks -= 1
         req.kv.kv_committed_len = req.kv.kv_allocated_len = req.extend_end
         req.output_ids.append(self._spelling.tokens([ask.answer])[0])
         checkpoint_kv_cache(req, self.cache)
         self._running[ask.number] = (ask, req)
+
+    def _adder(self) -> Any:
+        from sglang.srt.managers.schedule_policy import PrefillAdder
+
+        nobody: Any = None
+        return PrefillAdder(PAGE, self.cache, self.allocator, nobody, 1.0, CONTENT_TOKENS, self._chunk_tokens)
 
     def _finish(self, ask: Ask, req: Any) -> None:
         import torch
@@ -373,7 +394,9 @@ class _Running:
 class Simulated:
     """The simulated tree and memory, driven step by step as SGLang's scheduler drives the real ones."""
 
-    def __init__(self, policy: str, spelling: Spelling, *, host_tokens: int, share: float = 1.0) -> None:
+    def __init__(
+        self, policy: str, spelling: Spelling, *, host_tokens: int, share: float = 1.0, profile: Profile = PROFILE
+    ) -> None:
         self.coordinator = Coordinator(policy, backed_up=backed_up)
         self.log = Log()
         self._env = simpy.Environment()
@@ -381,7 +404,7 @@ class Simulated:
         self._spelling = spelling
         self.memory = Memory(
             self._env,
-            PROFILE,
+            profile,
             self.coordinator,
             Accounting(4 * PAGE),
             page_tokens=PAGE,
@@ -392,7 +415,7 @@ class Simulated:
         )
         self.tree = self.memory.tree
         accounting = Accounting(4 * PAGE)
-        self._server = Server(self._env, PROFILE, self.memory, self.coordinator, accounting, guard=None)
+        self._server = Server(self._env, profile, self.memory, self.coordinator, accounting, guard=None)
         self.tree._share = lambda: share
         self._running: dict[int, _Running] = {}
         self._record()
@@ -614,7 +637,24 @@ def test_candidates_of_a_guard_that_trusts_little(
 def test_the_simulated_server(publish: Callable[[float], Any], policy: str, host: float) -> None:
     spelling = Spelling()
     real = Real(policy, spelling, host_ratio=host, args=publish(host))
-    served = Served(policy, spelling, host_tokens=real.host_tokens)
+    serve(real, Served(policy, spelling, host_tokens=real.host_tokens))
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_the_simulated_server_when_prompts_are_computed_in_parts(publish: Callable[[float], Any], policy: str) -> None:
+    """Orders without claims, on the device alone.
+
+    The simulated server takes the memory of all parts at once, SGLang part by part. So what the first part enters, a
+    claim or a copy on the host, can decide there what the other parts push out, and cannot here.
+    """
+    spelling = Spelling()
+    real = Real(policy, spelling, host_ratio=0, args=publish(0), chunk_tokens=4 * PAGE)
+    profile = PROFILE.model_copy(update={"chunk_tokens": 4 * PAGE})
+    serve(real, Served(policy, spelling, host_tokens=0, profile=profile))
+
+
+def serve(real: Real, served: Served) -> None:
+    """Play a scenario of short answers, one after the other."""
     for operation in Scenario(8, answer_tokens=1).play(500):
         if isinstance(operation, Answer):
             continue

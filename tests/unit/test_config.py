@@ -55,3 +55,24 @@ def test_an_unknown_key_in_the_file_is_an_error(monkeypatch: pytest.MonkeyPatch,
 def test_a_value_out_of_range_is_an_error() -> None:
     with pytest.raises(ConfigError, match="max_workflows"):
         config.load({"intake": {"max_workflows": 0}})
+
+
+def test_what_kvflow_config_prints_can_be_read_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kvflow.cli.config import annotated_yaml
+
+    lines = list(annotated_yaml(config.Settings))
+    assert max(map(len, lines)) <= 120
+    file = tmp_path / "kvflow.yaml"
+    file.write_text("\n".join(lines))
+    monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    assert config.load().costs == config.Costs()
+    assert config.load().guard == config.Guard()
+    monkeypatch.setenv("KVFLOW_GUARD__ENABLED", "false")
+    assert config.load().guard.enabled is False
+
+
+@pytest.mark.parametrize("name", ["KVFLOW_COSTS__LOAD_TOKEN_S", "KVFLOW_GUARD__RATIO"])
+def test_costs_and_tolerated_losses_are_not_negative(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "-1")
+    with pytest.raises(ConfigError, match="greater than or equal to 0"):
+        config.load()
