@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ _MOST_CREDIT = 2
 _MEMORY_CAPACITIES = 256
 """Losses and gains fade as the cache is filled anew so many times."""
 _MAX_RUNNING = 16_384
+_MAX_SEEN = 16 * _SHADOW_UNITS
+"""Digests remembered to tell what LRU has lost from what is new."""
 _PROMPT_WEIGHT = 0.05
 
 
@@ -103,6 +106,7 @@ class Guard:
         self._settings = settings or GuardSettings()
         self._device = ShadowLRU()
         self._host = ShadowLRU()
+        self._seen: OrderedDict[int, None] = OrderedDict()
         self._sample = 0
         self._prompt_s = 0.0
         self._running: dict[Hashable, list[int]] = {}
@@ -147,6 +151,7 @@ class Guard:
         self._device.hold(held, device, group)
         if host:
             self._host.hold(held, host, group)
+        self._remember(held)
         missed_tokens = max(0, len(digests) * unit - device_hit)
         self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
 
@@ -161,8 +166,8 @@ class Guard:
             digest, end = digests[index], (index + 1) * unit
             on_device = digest in self._device
             is_cached, was_cached = end <= cached_end, on_device or digest in self._host
-            if not is_cached and (not was_cached or self._device.holds(digest)):
-                continue  # a request that runs is computing it, so no order has lost it
+            if not is_cached and (digest not in self._seen or self._device.holds(digest)):
+                continue  # new, or a request that runs is computing it, so no order has lost it
             regret.gained_tokens += weight * (is_cached and not was_cached)
             regret.lost_tokens += weight * (was_cached and not is_cached)
             if end > device_end:
@@ -170,6 +175,14 @@ class Guard:
             if not on_device:
                 shadow_s += self._miss_s(end, backed_up=was_cached)
         return actual_s, shadow_s
+
+    def _remember(self, digests: Sequence[int]) -> None:
+        seen = self._seen
+        for digest in digests:
+            seen[digest] = None
+            seen.move_to_end(digest)
+        while len(seen) > _MAX_SEEN:
+            seen.popitem(last=False)
 
     def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView) -> None:
         """A request has ended, or was retracted or given up; ``digests`` are those of all it leaves in the cache."""
@@ -181,6 +194,7 @@ class Guard:
         self._device.release(held, added, device)
         if host:
             self._host.release(held, added, host)
+        self._remember(added)
 
     def restart(self) -> None:
         """Another order is in use: trust it. What LRU would have in the cache does not depend on the order."""
@@ -191,6 +205,7 @@ class Guard:
         """The cache has been flushed."""
         self._device.clear()
         self._host.clear()
+        self._seen.clear()
 
     def _capacities(self, memory: MemoryView) -> tuple[int, int]:
         scale = self._unit_tokens * self._sample
