@@ -52,8 +52,8 @@ class GuardSettings:
             eviction is a large share.
     """
 
-    ratio: float = 0.04
-    allowance_prompts: float = 2.0
+    ratio: float = 0.02
+    allowance_prompts: float = 1.0
 
 
 @dataclass(slots=True)
