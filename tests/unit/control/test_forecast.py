@@ -1,0 +1,151 @@
+"""Forecasts of the control plane: when every context is used next, and whether at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvflow.config import Settings
+from kvflow.control import ControlPlane
+from kvflow.graph import END, AgentStepGraph, to_dict
+from kvflow.hints import DecodedFact, StepFact, ToolFact
+from kvflow.predict import ClaimPrediction
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Driver:
+    """A client of the control plane that keeps what was sent last about every workflow."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.plane = ControlPlane(Settings(), self.clock)
+        self.claims: dict[str, dict[str, ClaimPrediction]] = {}
+
+    def ask(self, workflow: str, agent: str = "coder", **fields: object) -> None:
+        fact = StepFact(workflow_id=workflow, workflow_type="t", agent=agent, **fields)
+        self._take(fact, with_request=True)
+
+    def answer(self, workflow: str, agent: str = "coder") -> None:
+        self._keep(self.plane.answered(workflow, agent))
+
+    def tool(self, workflow: str, event: str, tool: str = "bash", **fields: object) -> None:
+        self._take(ToolFact(workflow_id=workflow, agent="coder", tool=tool, event=event, **fields))
+
+    def end(self, workflow: str) -> None:
+        self._take(StepFact(workflow_id=workflow, agent=END))
+
+    def turn(self, workflow: str, tool_s: float, verb: str = "ls") -> None:
+        """One call and one tool."""
+        self.ask(workflow)
+        self.clock.now_s += 2.0
+        self.answer(workflow)
+        self.tool(workflow, "start", verb=verb)
+        self.clock.now_s += tool_s
+        self.tool(workflow, "end", verb=verb)
+
+    def expire(self) -> None:
+        self._keep(self.plane.expire())
+
+    def left_s(self, workflow: str, agent: str = "coder") -> float:
+        due_s = self.claims[workflow][agent].due_s
+        assert due_s is not None
+        return due_s - self.clock.now_s
+
+    def _take(self, fact: StepFact | ToolFact, *, with_request: bool = False) -> None:
+        item = DecodedFact(action_id="", action_type="kvflow.step", fact=fact)
+        self._keep(self.plane.take([item], with_request=with_request).updates)
+
+    def _keep(self, updates: list) -> None:
+        for update in updates:
+            if not update.expected:
+                self.claims[update.workflow_id] = {claim.agent: claim for claim in update.claims}
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+def test_a_request_in_flight_counts_from_its_arrival_until_it_is_answered(driver: Driver) -> None:
+    driver.ask("w")
+    assert driver.claims["w"]["coder"].since_s == 100.0
+    driver.clock.now_s += 3
+    driver.answer("w")
+    assert driver.claims["w"]["coder"].since_s is None
+    assert driver.plane.answered("w", "coder") == []  # once
+
+
+def test_a_context_is_due_when_such_tool_calls_usually_end(driver: Driver) -> None:
+    for index in range(40):
+        driver.turn(f"old{index}", 30.0 if index % 2 else 0.5, verb="pytest" if index % 2 else "ls")
+    left_s = {}
+    for verb in ("pytest", "ls"):
+        driver.ask(verb)
+        driver.answer(verb)
+        driver.tool(verb, "start", verb=verb)
+        left_s[verb] = driver.left_s(verb)
+    assert 15 < left_s["pytest"] < 60
+    assert left_s["ls"] < 5
+
+
+def test_what_is_overdue_is_expected_later_still(driver: Driver) -> None:
+    for index in range(40):
+        driver.turn(f"old{index}", 1.0)
+    driver.ask("w")
+    driver.answer("w")
+    driver.tool("w", "start", verb="ls")
+    at_once = driver.left_s("w")
+    driver.clock.now_s += 60
+    driver.expire()
+    assert driver.left_s("w") > 4 * at_once
+
+
+def test_what_the_client_expects_of_a_tool_counts_until_it_has_passed(driver: Driver) -> None:
+    driver.ask("w")
+    driver.answer("w")
+    driver.tool("w", "start", expected_s=44.0)
+    assert driver.left_s("w") == pytest.approx(44, abs=0.1)
+
+
+def test_contexts_that_usually_end_here_are_not_expected_back(driver: Driver) -> None:
+    for index in range(40):
+        workflow = f"old{index}"
+        driver.turn(workflow, 1.0)
+        driver.ask(workflow)
+        driver.clock.now_s += 1
+        driver.answer(workflow)  # without a tool: the last answer
+        driver.clock.now_s += 1
+        driver.end(workflow)
+    driver.turn("w", 1.0)
+    driver.ask("w")
+    driver.answer("w")
+    likely_over = driver.claims["w"]["coder"].probability
+    driver.tool("w", "start", verb="ls")
+    assert driver.claims["w"]["coder"].probability > 0.5 > likely_over
+
+
+def test_a_parent_is_kept_while_its_sub_workflow_runs(driver: Driver) -> None:
+    for index in range(20):
+        driver.turn(f"old{index}", 1.0)
+    for parent in ("waits", "alone"):
+        driver.ask(parent)
+        driver.answer(parent)
+    driver.ask("child", agent="searcher", parent_workflow_id="waits")
+    driver.clock.now_s += 300
+    driver.ask("child", agent="searcher", parent_workflow_id="waits")
+    driver.expire()
+    assert driver.claims["waits"]["coder"].probability > driver.claims["alone"]["coder"].probability
+
+
+def test_a_declared_graph_knows_who_never_returns(driver: Driver) -> None:
+    graph = AgentStepGraph("t").chain("START", "plan", "coder", "END")
+    driver.plane.graphs.declare("t", to_dict(graph))
+    driver.ask("w", agent="plan")
+    driver.answer("w", agent="plan")
+    driver.ask("w", agent="coder")
+    assert "plan" not in driver.claims["w"]
