@@ -1,0 +1,100 @@
+"""Eviction orders on leaves made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvflow.errors import ConfigError
+from kvflow.policy import POLICIES, EvictionClass, Leaf, ServingCosts, Standing, make_policy
+
+DUE_SOON = Standing(tail_steps=0, rate_hz=2.0, next_s=0.5, probability=0.9, context_tokens=4096, end_tokens=4096)
+DUE_LATE = Standing(tail_steps=3, rate_hz=0.1, next_s=10.0, probability=0.9, context_tokens=4096, end_tokens=4096)
+DOUBTFUL = Standing(tail_steps=0, rate_hz=0.2, next_s=0.5, probability=0.1, context_tokens=4096, end_tokens=4096)
+FIXED = Standing(fixed_steps=9, rate_hz=0.01, next_s=100.0, probability=1.0, context_tokens=4096, end_tokens=1024)
+RETIRED = Standing(retired=True, end_tokens=4096)
+SUPERSEDED = Standing(superseded=True, end_tokens=4096)
+UNCLAIMED = Standing(end_tokens=4096)
+PINNED = Standing(tail_steps=0, pinned=True, rate_hz=0.1, next_s=10.0, probability=0.9, end_tokens=4096)
+
+
+def order(policy: str, *standings: Standing, **fields: object) -> list[Standing]:
+    """Standings in the order in which they leave."""
+    made = make_policy(policy)
+    return sorted(standings, key=lambda standing: made.rank(Leaf(standing=standing, tokens=512, **fields)))
+
+
+def test_cost_evicts_what_is_over_then_replaced_then_unclaimed_then_by_rate_then_fixed() -> None:
+    expected = [RETIRED, SUPERSEDED, UNCLAIMED, DUE_LATE, DOUBTFUL, DUE_SOON, FIXED]
+    assert order("cost", *reversed(expected)) == expected
+
+
+def test_cost_knows_that_a_load_is_cheaper_than_a_computation() -> None:
+    policy = make_policy("cost", ServingCosts(prefill_token_s=1e-4, load_token_s=1e-6))
+    here_only = policy.rank(Leaf(standing=DUE_LATE, tokens=512))
+    with_a_copy = policy.rank(Leaf(standing=DUE_SOON, tokens=512, backed_up=True))
+    assert with_a_copy < here_only
+
+
+def test_cost_knows_that_deep_tokens_take_longer_to_compute() -> None:
+    policy = make_policy("cost")
+    deep = Standing(tail_steps=0, rate_hz=1.0, next_s=1.0, probability=1.0, end_tokens=100_000)
+    shallow = Standing(tail_steps=0, rate_hz=1.0, next_s=1.0, probability=1.0, end_tokens=1_000)
+    assert policy.rank(Leaf(standing=shallow, tokens=512)) < policy.rank(Leaf(standing=deep, tokens=512))
+
+
+def test_steps_evicts_the_agent_furthest_from_running_and_fixed_prompts_after_tails() -> None:
+    near = Standing(fixed_steps=1, rate_hz=0.01, next_s=100.0, probability=1.0)
+    assert order("steps", PINNED, near, FIXED, DUE_SOON, DUE_LATE) == [DUE_LATE, DUE_SOON, FIXED, near, PINNED]
+
+
+def test_ttl_only_tells_pinned_contexts_from_others() -> None:
+    policy = make_policy("ttl")
+    ranks = {policy.rank(Leaf(standing=one, tokens=512)) for one in (RETIRED, UNCLAIMED, DUE_SOON, FIXED)}
+    assert len(ranks) == 1
+    assert policy.rank(Leaf(standing=PINNED, tokens=512)) > ranks.pop()
+
+
+def test_saga_weighs_age_reuse_and_size() -> None:
+    policy = make_policy("saga")
+    base = policy.rank(Leaf(standing=DUE_SOON, tokens=512, age=0.5))
+    assert policy.rank(Leaf(standing=DUE_SOON, tokens=512, age=1.0)) < base
+    assert policy.rank(Leaf(standing=DOUBTFUL, tokens=512, age=0.5)) < base
+    assert policy.rank(Leaf(standing=DUE_SOON, tokens=8192, age=0.5)) < base
+
+
+def test_lfu_and_slru_go_by_hits() -> None:
+    once, twice, often = (Leaf(standing=UNCLAIMED, tokens=512, hits=hits) for hits in (1, 2, 9))
+    lfu, slru = make_policy("lfu"), make_policy("slru")
+    assert lfu.rank(once) < lfu.rank(twice) < lfu.rank(often)
+    assert slru.rank(once) < slru.rank(twice) == slru.rank(often)
+
+
+def test_tlru_lets_go_of_what_a_next_prompt_can_do_without() -> None:
+    policy = make_policy("tlru")
+    long = Standing(tail_steps=0, context_tokens=32_768, end_tokens=32_768, rate_hz=1.0, next_s=1.0, probability=1.0)
+    start = Standing(tail_steps=0, context_tokens=32_768, end_tokens=8_192, rate_hz=1.0, next_s=1.0, probability=1.0)
+    assert policy.rank(Leaf(standing=long, tokens=512)) < policy.rank(Leaf(standing=start, tokens=512))
+
+
+def test_belady_evicts_what_is_used_last_or_never() -> None:
+    assert order("belady", DUE_SOON, UNCLAIMED, DUE_LATE) == [UNCLAIMED, DUE_LATE, DUE_SOON]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_order_has_its_name_and_ranks_every_standing(policy: str) -> None:
+    made = make_policy(policy)
+    assert made.name == policy
+    ranks = [
+        made.rank(Leaf(standing=one, tokens=1)) for one in (RETIRED, SUPERSEDED, UNCLAIMED, DUE_SOON, FIXED, PINNED)
+    ]
+    assert sorted(ranks) == sorted(ranks, key=lambda rank: (float(rank[0]), float(rank[1])))
+
+
+def test_classes_go_from_what_is_over_to_what_is_pinned() -> None:
+    classes = [one.cls for one in (RETIRED, SUPERSEDED, UNCLAIMED, DUE_LATE, FIXED, PINNED)]
+    assert classes == sorted(EvictionClass)
+
+
+def test_an_unknown_order_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"choose one of lru, .*cost"):
+        make_policy("magic")
