@@ -125,7 +125,7 @@ class Owners:
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,
             pinned=pinned,
-            retired=not self._current() and not self.superseded and all(claim.retired for claim in self.claims),
+            retired=not self.superseded and all(claim.retired for claim in self.claims) and not self._current(),
             superseded=self.superseded,
             rate_hz=rate_hz,
             next_s=next_s,

@@ -77,10 +77,13 @@ class ShadowLRU:
     def _divide(self, used: Sequence[int]) -> None:
         """Part what is used from what was added with it and is not."""
         parts: dict[int, list[int]] = {}
-        for digest in used:
-            group = self._group_of.get(digest)
+        current: list[int] | None = None
+        part: list[int] = []
+        for group, digest in zip(map(self._group_of.get, used), used, strict=True):
+            if group is not current and group is not None:
+                current, part = group, parts.setdefault(id(group), [])
             if group is not None:
-                parts.setdefault(id(group), []).append(digest)
+                part.append(digest)
         for part in parts.values():
             group = self._group_of[part[0]]
             if len(part) < len(group):

@@ -26,9 +26,9 @@ class EvictionClass(IntEnum):
     """Softly pinned: its agent waits for a tool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Standing:
-    """What the claims on one radix node add up to.
+    """What the claims on one radix node add up to. Not to be changed; not frozen because that takes twice as long.
 
     Attributes:
         fixed_steps: least steps-to-execution among the claims that hold the node as fixed prompt; None without any.

@@ -21,8 +21,8 @@ from kvflow.sim.profile import Profile
 from kvflow.sim.server import Admission, Server, ServerTimes
 from kvflow.trace import Program
 
-_MOST_UNIT_TOKENS = 256
-_LEAST_UNITS = 2048
+_MOST_UNIT_TOKENS = 512
+_LEAST_UNITS = 512
 """Units a device should have, so that rounding to units does not blur what is compared."""
 
 

@@ -263,7 +263,8 @@ def lose(guard: Guard, names: range, view: MemoryView) -> None:
 
 def test_gains_earn_credit_for_later_losses_up_to_a_limit() -> None:
     view = memory(1000)
-    trusted, fresh = Guard(COSTS, UNIT), Guard(COSTS, UNIT)
+    settings = GuardSettings(ratio=0.04, allowance_prompts=2.0)
+    trusted, fresh = Guard(COSTS, UNIT, settings), Guard(COSTS, UNIT, settings)
     for name in range(5000, 5040):  # hits that LRU would not have had
         trusted.started(name, chain(name), device_hit=8 * UNIT, host_hit=0, memory=view)
         trusted.ended(name, chain(name), memory=view)
