@@ -61,6 +61,7 @@ class Accounting:
 
     def __init__(self, unit_tokens: int, ghost_pages: int = 262_144) -> None:
         self.counters = Counters()
+        self.unit_tokens = unit_tokens
         self._ghost = GhostPages(unit_tokens, ghost_pages)
 
     def known(self, digests: Sequence[int], hit: int) -> int:

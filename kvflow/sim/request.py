@@ -26,6 +26,7 @@ class Request:
         node: deepest node of its own in the tree, locked.
         computed: tokens of the prompt (and of the answer, after a retraction) that are on the device.
         generated: tokens generated until it was last retracted.
+        fixed_tokens: length of its fixed part, once that is known.
         started_step: decode step at which it joined the batch.
         joined: how many had joined before it, to tell its turns in the batch apart.
     """
@@ -44,7 +45,7 @@ class Request:
     started_step: int = 0
     joined: int = 0
     load_until_s: float = 0.0
-    fixed_tokens: int = 0
+    fixed_tokens: int | None = None
     counted: bool = False
     tagged: bool = False
     admitted_s: float | None = None

@@ -18,7 +18,8 @@ from kvflow.sim.context import Pager
 from kvflow.sim.memory import Memory, backed_up
 from kvflow.sim.ports import Brain
 from kvflow.sim.profile import Profile
-from kvflow.sim.server import Admission, Server, ServerTimes
+from kvflow.sim.server import Admission, Server
+from kvflow.sim.times import ServerTimes
 from kvflow.trace import Program
 
 _MOST_UNIT_TOKENS = 512

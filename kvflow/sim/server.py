@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
@@ -22,29 +21,11 @@ from kvflow.engine.guard import MemoryView
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
 from kvflow.sim.request import Request
+from kvflow.sim.times import ServerTimes
 from kvflow.sim.tree import Node
 
 _RETRY_STEPS = 32
 Admission = Literal["fcfs", "workflow"]
-
-
-@dataclass(slots=True)
-class ServerTimes:
-    """Where the server's time went, and what requests waited for.
-
-    Attributes:
-        recompute_s: prefill time of tokens that had been cached before.
-        queue_s: waiting time of every request until it was admitted.
-        ttft_s: time of every request from arrival to first token.
-    """
-
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    recompute_s: float = 0.0
-    retractions: int = 0
-    rejected: int = 0
-    queue_s: list[float] = field(default_factory=list)
-    ttft_s: list[float] = field(default_factory=list)
 
 
 class Server:
@@ -235,7 +216,7 @@ class Server:
     def _tag(self, request: Request, node: Node) -> None:
         """Enter the request's claim, with a node boundary where its fixed prompt ends."""
         page = self._memory.page_tokens
-        fixed = min(request.claim.fixed_tokens or 0, request.prompt.tokens) // page
+        fixed = min(self._fixed_tokens(request), request.prompt.tokens) // page
         path = _path(node)
         if 0 < fixed <= node.end and all(one.end != fixed for one in path):
             self._tree.match(request.whole, None, fixed)
@@ -243,6 +224,17 @@ class Server:
         claim_path = [(one, one.end * page) for one in path]
         self._coordinator.tag(request.claim, claim_path, fixed * page, first=not request.tagged)
         request.tagged = True
+
+    def _fixed_tokens(self, request: Request) -> int:
+        """Length of the fixed part of its prompt: as declared, or learned from other workflows, in whole units."""
+        if request.fixed_tokens is None:
+            claim = request.claim
+            request.fixed_tokens = claim.fixed_tokens
+            if claim.fixed_tokens is None:
+                role = (claim.workflow_type, claim.agent)
+                units = self._coordinator.boundary.observe(role, claim.workflow_id, request.prompt.digests)
+                request.fixed_tokens = units * self._accounting.unit_tokens
+        return request.fixed_tokens or 0
 
     def _count(self, request: Request, known: int) -> None:
         request.counted = True
