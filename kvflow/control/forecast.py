@@ -94,7 +94,14 @@ class Forecaster:
             context = workflow.contexts.get(agent)
             if context is not None and context.in_flight:
                 predictions.append(
-                    ClaimPrediction(agent=agent, steps=count, pinned=agent in pinned, since_s=context.since_s)
+                    ClaimPrediction(
+                        agent=agent,
+                        steps=count,
+                        pinned=agent in pinned,
+                        probability=self._again(workflow, agent, context),
+                        since_s=context.since_s,
+                        pause_s=self._pause_s(workflow, agent, context),
+                    )
                 )
                 continue
             probability, due_s = self._next(workflow, agent, count, ahead.get(agent), now_s)
@@ -175,6 +182,12 @@ class Forecaster:
         elapsed_s = max(0.0, now_s - (context.answered_s or now_s))
         alive = still_alive(self._again(workflow, agent, context), returns.longer_than(elapsed_s))
         return alive, round(now_s + returns.residual_s(elapsed_s), 2)
+
+    def _pause_s(self, workflow: Workflow, agent: str, context: Context) -> float | None:
+        """How long a context will be left alone once its request has been answered, going by experience."""
+        if context.in_flight > 1:
+            return None
+        return round(self.returns.of(_RETURN, _key(workflow, agent)).residual_s(0.0), 2)
 
     def _again(self, workflow: Workflow, agent: str, context: Context) -> float:
         """Probability that a context is used at least once more."""

@@ -166,6 +166,7 @@ class Workflow:
 
 def _next_use(claim: ClaimPrediction, now_s: float) -> dict[str, Any]:
     """When a context is used next, as last predicted; now, if a request uses it or waits to."""
-    asked = claim.since_s is not None
-    in_s = 0.0 if asked else None if claim.due_s is None else round(max(0.0, claim.due_s - now_s), 3)
-    return {"probability": round(claim.probability, 3), "in_s": in_s, "asked": asked}
+    if claim.since_s is not None:
+        return {"probability": 1.0, "in_s": 0.0, "asked": True}
+    in_s = None if claim.due_s is None else round(max(0.0, claim.due_s - now_s), 3)
+    return {"probability": round(claim.probability, 3), "in_s": in_s, "asked": False}

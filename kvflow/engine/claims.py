@@ -10,6 +10,8 @@ from kvflow.predict import ClaimPrediction, WorkflowUpdate
 _MAX_ROLES = 65_536
 _MIN_WASTED = 4
 _TAIL_MEMORY = 64
+_TAIL_PRIOR = 2
+_END_MEMORY_TOKENS = 1 << 20
 _STEP_S = 5.0
 """How long a step is taken to be when a prediction gives steps only."""
 _SOON_S = 0.02
@@ -49,6 +51,8 @@ class Role:
         stamp: counts the prompts tagged for this role; nodes with the latest stamp are its current fixed prompt.
         tails_reused: dynamic tails that a later prompt extended.
         tails_wasted: dynamic tails that none did.
+        ended_tokens: length of the dynamic tails that ended workflows left.
+        revived_tokens: what later workflows found of those.
         claims: live claims that expect to run the agent.
     """
 
@@ -56,6 +60,8 @@ class Role:
     stamp: int = 0
     tails_reused: int = 0
     tails_wasted: int = 0
+    ended_tokens: int = 0
+    revived_tokens: int = 0
     claims: dict[Claim, None] = field(default_factory=dict)
     _version: int = -1
     _steps: float | None = None
@@ -72,6 +78,11 @@ class Role:
         """Whether tails of this agent are worth keeping once its step is over: yes, until most proved not to be."""
         return self.tails_wasted < _MIN_WASTED or 4 * self.tails_reused >= self.tails_wasted
 
+    @property
+    def tail_probability(self) -> float:
+        """Probability that the agent's next prompt extends its latest tail."""
+        return (self.tails_reused + _TAIL_PRIOR) / (self.tails_reused + self.tails_wasted + _TAIL_PRIOR)
+
     def settle_tail(self, *, reused: bool) -> None:
         """Add to the experience with this agent's tails; older experience fades."""
         if self.tails_reused + self.tails_wasted >= _TAIL_MEMORY:
@@ -81,6 +92,19 @@ class Role:
             self.tails_reused += 1
         else:
             self.tails_wasted += 1
+
+    @property
+    def ends_for_good(self) -> bool:
+        """Whether what an ended workflow leaves is of no use to others: yes, until much of it proved to be."""
+        return 4 * self.revived_tokens < self.ended_tokens or not self.revived_tokens
+
+    def settle_end(self, *, tokens: int = 0, revived_tokens: int = 0) -> None:
+        """Add to the experience with what ended workflows leave; older experience fades."""
+        if self.ended_tokens + tokens > _END_MEMORY_TOKENS:
+            self.ended_tokens //= 2
+            self.revived_tokens //= 2
+        self.ended_tokens += tokens
+        self.revived_tokens += revived_tokens
 
     def outlook(self, clock: Clock) -> tuple[float | None, float, float | None]:
         """Least steps, uses per second and least seconds to next use, over all live workflows of the type.
@@ -103,12 +127,15 @@ class Claim:
         steps: steps-to-execution; None when it is not expected to run (again).
         pinned: softly pinned.
         retired: its workflow has ended.
-        probability: that the context is used again.
+        probability: that the context is used again; by another request, if there is one that uses it now.
         due_s: when, on the control plane's clock; None if only the steps are known.
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
+        pause_s: how long after that request has been answered, as far as known.
         tail_pending: its latest prompt had a dynamic tail that has not proved useful yet.
         tip: deepest node of its latest prompt.
         context_tokens: length of its latest prompt.
+        tail_tokens: length of that prompt's dynamic tail.
+        stamp: the role's when that prompt was tagged.
     """
 
     role: Role
@@ -118,9 +145,12 @@ class Claim:
     probability: float = 1.0
     due_s: float | None = None
     since_s: float | None = None
+    pause_s: float | None = None
     tail_pending: bool = False
     tip: Node | None = None
     context_tokens: int = 0
+    tail_tokens: int = 0
+    stamp: int = 0
 
     @property
     def keeps_tail(self) -> bool:
@@ -128,9 +158,16 @@ class Claim:
         return not self.retired and (self.steps == 0 or self.since_s is not None or self.role.reuses_tails)
 
     @property
+    def likelihood(self) -> float:
+        """Probability of the next use, which is certain while there is a request for it."""
+        return self.probability if self.since_s is None else 1.0
+
+    @property
     def expected(self) -> bool:
         """Whether a next use is expected."""
-        return not self.retired and self.probability > 0 and (self.steps is not None or self.due_s is not None)
+        if self.retired:
+            return False
+        return self.since_s is not None or (self.probability > 0 and (self.steps is not None or self.due_s is not None))
 
     def next_s(self, clock: Clock) -> float:
         """Seconds until the context is used again, the wait for its turn included."""
@@ -142,7 +179,13 @@ class Claim:
 
     def rate_hz(self, clock: Clock) -> float:
         """Expected uses per second until then; 0 when none is expected."""
-        return self.probability / self.next_s(clock) if self.expected else 0.0
+        return self.likelihood / self.next_s(clock) if self.expected else 0.0
+
+    def answered(self, clock: Clock) -> None:
+        """Its request has been answered: what was predicted for afterwards begins, before anyone has to say so."""
+        if self.since_s is not None and self.pause_s is not None:
+            self.since_s, self.due_s = None, clock.now_s + self.pause_s
+            clock.version += 1
 
     def settle_tail(self, *, reused: bool) -> None:
         """Enter into experience whether the latest tail was extended by a later prompt."""
@@ -157,6 +200,7 @@ class Claim:
         probability = prediction.probability if prediction is not None else 0.0
         due_s = prediction.due_s if prediction is not None else None
         since_s = prediction.since_s if prediction is not None else None
+        self.pause_s = prediction.pause_s if prediction is not None else None
         before = (self.steps, self.pinned, self.probability, self.due_s, self.since_s)
         if before == (steps, pinned, probability, due_s, since_s):
             return False
@@ -238,5 +282,6 @@ class ClaimTable:
             claim.settle_tail(reused=False)
             claim.set(None)
             claim.retired = True
+            claim.role.settle_end(tokens=claim.tail_tokens)
             claim.tip = None
         self.clock.version += 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
-from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.claims import Claim, ClaimTable, Role
 from kvflow.engine.owners import Owners
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
@@ -141,27 +141,54 @@ class Coordinator:
             if held.since_s is not None:
                 clock.waited(clock.now_s - held.since_s)
             clock.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
-        self._tag_tail(held, path, fixed_tokens, first=first)
+            held.role.stamp += 1
+            held.stamp = held.role.stamp
+            self._learn(held, path, fixed_tokens)
+        fixed_tokens = self._shared_tokens(held, path, fixed_tokens)
+        self._tag_tail(held, path, fixed_tokens)
         self._tag_fixed(held, path, fixed_tokens)
 
-    def _tag_tail(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int, *, first: bool) -> None:
+    @staticmethod
+    def _learn(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
+        """See which dynamic tails this prompt has extended, and what of ended workflows it has found."""
+        for node, end in path:
+            if end <= fixed_tokens or node.owners is None:
+                continue
+            revived: set[Role] = set()
+            for claim, is_fixed in node.owners.claims.items():
+                if not is_fixed:
+                    claim.settle_tail(reused=True)
+                    if claim.retired:
+                        revived.add(claim.role)
+            for role in revived:
+                role.settle_end(revived_tokens=len(node.key))
+            if held in node.owners.claims:
+                break
+        held.settle_tail(reused=False)
+
+    @staticmethod
+    def _shared_tokens(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> int:
+        """How much of a prompt is the role's rather than the workflow's: what is fixed, or was found in both."""
+        for node, end in reversed(path):
+            if end > fixed_tokens:
+                if node.owners is None or not node.owners.shared_by(held):
+                    break
+                fixed_tokens = end
+        return fixed_tokens
+
+    def _tag_tail(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
         joined: Node | None = None
         for node, end in path:
             if end <= fixed_tokens:
                 break
             owners = _owners(node, end)
-            if first:
-                for claim, is_fixed in owners.claims.items():
-                    if not is_fixed:
-                        claim.settle_tail(reused=True)
             if held in owners.claims:
                 joined = node
                 break
             owners.hold_tail(held)
-        if first:
-            held.settle_tail(reused=False)
         tip, held.tip = held.tip, path[0][0]
         held.context_tokens = path[0][1]
+        held.tail_tokens = max(0, path[0][1] - fixed_tokens)
         held.tail_pending |= path[0][1] > fixed_tokens
         if tip is not None and tip is not joined:
             self._supersede(held, tip, {id(node) for node, _ in path})
@@ -175,11 +202,16 @@ class Coordinator:
 
     @staticmethod
     def _tag_fixed(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
-        held.role.stamp += 1
         for node, end in reversed(path):
             if end > fixed_tokens:
                 return
-            _owners(node, end).hold_fixed(held, held.role.stamp)
+            _owners(node, end).hold_fixed(held)
+
+    def answered(self, claim: PromptClaim) -> None:
+        """A request has been answered. The control plane will hear of it too, and say more, but later."""
+        held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
+        if held is not None:
+            held.answered(self.claims.clock)
 
     def flushed(self) -> None:
         """The cache has been flushed: let go of its nodes. Workflows and their claims go on."""

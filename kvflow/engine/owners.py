@@ -9,6 +9,9 @@ from kvflow.policy import Rank, Standing
 
 _PRUNE_FLOOR = 16
 _MAX_IDLE_ROLES = 64
+_GAP_WEIGHT = 0.25
+_STALE_GAPS = 8
+_COMMON = 0.5
 
 
 @dataclass(slots=True)
@@ -17,13 +20,28 @@ class FixedMark:
 
     Attributes:
         stamp: the role's stamp when it last used the node.
+        gap: how many of the role's prompts it takes, on average, until one uses the node again.
         shared: workflows other than the first have used it, so it does not depend on one workflow's task.
         first: the claim that used it first.
     """
 
     stamp: int
     first: Claim
+    gap: float = 1.0
     shared: bool = False
+
+    def use(self, stamp: int) -> None:
+        """Note that a prompt of the role uses the node."""
+        if stamp > self.stamp:
+            self.gap += _GAP_WEIGHT * (stamp - self.stamp - self.gap)
+            self.stamp = stamp
+
+    def share(self, role: Role) -> float:
+        """Share of the role's next prompts expected to use the node; 0 once it has gone unused for too long."""
+        since = role.stamp - self.stamp
+        if since > _STALE_GAPS * self.gap or not (self.shared or since == 0):
+            return 0.0
+        return min(1.0, 1 / self.gap, self.gap / (since * since) if since else 1.0)
 
 
 @dataclass(slots=True)
@@ -48,23 +66,33 @@ class Owners:
 
     def copy(self, end_tokens: int) -> Owners:
         """Duplicate for the upper half of a split node, which ends at ``end_tokens``."""
-        marks = {role: FixedMark(mark.stamp, mark.first, mark.shared) for role, mark in self.fixed.items()}
+        marks = {role: FixedMark(mark.stamp, mark.first, mark.gap, mark.shared) for role, mark in self.fixed.items()}
         return Owners(end_tokens, marks, dict(self.claims), self.superseded, _prune_at=self._prune_at)
 
-    def hold_fixed(self, claim: Claim, stamp: int) -> None:
+    def shared_by(self, claim: Claim) -> bool:
+        """Whether other workflows have used the node for the same agent."""
+        return claim.role in self.fixed or any(other.role is claim.role and other is not claim for other in self.claims)
+
+    def hold_fixed(self, claim: Claim) -> None:
         """Enter a claim whose fixed prompt covers the node.
 
         Once a second workflow shares the node, the role alone stands for all of them: it already adds up its
         workflows, and the node's memory stays bounded however many workflows come.
         """
         self.rank_version = -1
-        mark = self.fixed.get(claim.role)
+        role = claim.role
+        mark = self.fixed.get(role)
         if mark is None:
-            self.fixed[claim.role] = FixedMark(stamp, claim)
-            self.claims[claim] = True
+            mark = self.fixed[role] = FixedMark(claim.stamp, claim)
+            others = [other.stamp for other in self.claims if other.role is role and other is not claim]
+            if others:
+                mark.shared = True
+                mark.gap = max(1.0, claim.stamp - max(others))
+            else:
+                self.claims[claim] = True
             self._prune()
             return
-        mark.stamp = stamp
+        mark.use(claim.stamp)
         if mark.first is not claim and not mark.shared:
             mark.shared = True
             self.claims.pop(mark.first, None)
@@ -100,12 +128,16 @@ class Owners:
         context_tokens = 0
         pinned = False
         for role, mark in self.fixed.items():
-            if role.claims and (mark.shared or mark.stamp == role.stamp):
+            share = mark.share(role) if role.claims else 0.0
+            if share:
                 steps, role_hz, role_next_s = role.outlook(clock)
-                fixed_steps = _least(fixed_steps, steps)
+                if share >= _COMMON:
+                    fixed_steps = _least(fixed_steps, steps)
+                else:
+                    tail_steps = _least(tail_steps, steps)
                 next_s = _least(next_s, role_next_s)
-                rate_hz += role_hz
-                probability = 1.0
+                rate_hz += share * role_hz
+                probability = max(probability, share)
         for claim, is_fixed in self.claims.items():
             pinned |= claim.pinned
             context_tokens = max(context_tokens, claim.context_tokens)
@@ -118,14 +150,15 @@ class Owners:
                 continue
             if not (is_fixed or claim.keeps_tail):
                 continue
-            rate_hz += claim.rate_hz(clock)
+            kept = 1.0 if is_fixed else claim.role.tail_probability
+            rate_hz += kept * claim.rate_hz(clock)
             next_s = _least(next_s, claim.next_s(clock))
-            probability = max(probability, claim.probability)
+            probability = max(probability, kept * claim.likelihood)
         return Standing(
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,
             pinned=pinned,
-            retired=not self.superseded and all(claim.retired for claim in self.claims) and not self._current(),
+            retired=not self.superseded and all(map(_for_good, self.claims)) and not self._current(),
             superseded=self.superseded,
             rate_hz=rate_hz,
             next_s=next_s,
@@ -137,11 +170,15 @@ class Owners:
     def _counted(self, claim: Claim) -> bool:
         """Whether the claim's role has added the claim up already."""
         mark = self.fixed.get(claim.role)
-        return mark is not None and (mark.shared or mark.stamp == claim.role.stamp)
+        return mark is not None and mark.share(claim.role) > 0
 
     def _current(self) -> bool:
         """Whether the node is some role's fixed prompt as it stands, which later workflows will want."""
-        return any(mark.shared or mark.stamp == role.stamp for role, mark in self.fixed.items())
+        return any(mark.share(role) > 0 for role, mark in self.fixed.items())
+
+
+def _for_good(claim: Claim) -> bool:
+    return claim.retired and claim.role.ends_for_good
 
 
 def _least(one: float | None, other: float | None) -> float | None:

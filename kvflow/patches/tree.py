@@ -185,11 +185,13 @@ class KvflowRadixCache(UnifiedRadixCache):
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
+        self._tagging.run(self._answered, req, default=None)
         self._watching.run(self._leave, req, checkpointed, default=None)
 
     def claim_kv_row(self, req: Any) -> bool:
         claimed = super().claim_kv_row(req)
         if claimed:  # a streaming session keeps what the request had, so that it is not released
+            self._tagging.run(self._answered, req, default=None)
             self._watching.run(self._leave, req, False, default=None)
         return claimed
 
@@ -303,6 +305,12 @@ class KvflowRadixCache(UnifiedRadixCache):
             )
             path = self._path(req)
         self.coordinator.tag(claim, path, fixed_tokens, first=first)
+
+    def _answered(self, req: Any) -> None:
+        """Let the claim of a request know that it is over, unless it was retracted and starts again later."""
+        claim = claim_of(req)
+        if claim is not None and req.finished():
+            self.coordinator.answered(claim)
 
     def _path(self, req: Any) -> list[tuple[Any, int]]:
         """Nodes of a request's path with the position where each ends, deepest first."""

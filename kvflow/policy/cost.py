@@ -13,8 +13,9 @@ class CostPolicy:
 
     ``value = (Σ over claims p / t) · saved / bytes``: p the probability of another use, t the expected time to it,
     saved the recompute, or the load if the next tier has a copy. Below all values are contexts of ended workflows,
-    then superseded states, then what nobody claims; above those of dynamic tails are fixed prompts, which workflows
-    yet unseen will want too.
+    then superseded states, either with the largest leaves first, because where others' prompts part from them, small
+    ones are left; then what nobody claims; above those of dynamic tails are fixed prompts, which workflows yet unseen
+    will want too.
 
     Source: ours. For one claim, equal costs and certain uses it is Belady's order on expected next uses; the value
     density is GreedyDual-Size's (Cao and Irani, 1997) with a predicted rate in place of an aged frequency.
@@ -37,8 +38,12 @@ class CostPolicy:
                 standing.rate_hz * self._costs.saved_token_s(position, backed_up=leaf.backed_up),
             )
         if standing.retired:
-            return (EvictionClass.RETIRED, 0.0)
-        return (EvictionClass.SUPERSEDED if standing.superseded else EvictionClass.UNCLAIMED, 0.0)
+            return (EvictionClass.RETIRED, _by_size(leaf))
+        return (EvictionClass.SUPERSEDED, _by_size(leaf)) if standing.superseded else (EvictionClass.UNCLAIMED, 0.0)
+
+
+def _by_size(leaf: Leaf) -> float:
+    return -math.log2(leaf.tokens)
 
 
 class BeladyPolicy:

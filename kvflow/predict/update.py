@@ -15,9 +15,10 @@ class ClaimPrediction:
         agent: name of the agent.
         steps: steps-to-execution, 0 while the agent runs; None when it is not expected to run (again).
         pinned: the agent waits for a tool, so its context is softly pinned.
-        probability: that it is used again at all.
+        probability: that it is used again at all; by another request, if there is one that uses it now.
         due_s: when, on the clock of the control plane; None if only the steps are known.
         since_s: when the request arrived that is using it now, or waits to; None while there is none.
+        pause_s: how long after that request has been answered; None if others are under way, or nothing is known.
     """
 
     agent: str
@@ -26,6 +27,7 @@ class ClaimPrediction:
     probability: float = 1.0
     due_s: float | None = None
     since_s: float | None = None
+    pause_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +55,23 @@ class WorkflowUpdate:
             "type": self.workflow_type,
             "retired": self.retired,
             "expected": self.expected,
-            "claims": [[c.agent, c.steps, c.pinned, c.probability, c.due_s, c.since_s] for c in self.claims],
+            "claims": [[c.agent, c.steps, c.pinned, c.probability, c.due_s, c.since_s, c.pause_s] for c in self.claims],
         }
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> WorkflowUpdate:
         """Decode what :meth:`to_wire` made."""
         claims = tuple(
-            ClaimPrediction(agent=agent, steps=steps, pinned=pinned, probability=probability, due_s=due, since_s=since)
-            for agent, steps, pinned, probability, due, since in data["claims"]
+            ClaimPrediction(
+                agent=agent,
+                steps=steps,
+                pinned=pinned,
+                probability=probability,
+                due_s=due,
+                since_s=since,
+                pause_s=pause,
+            )
+            for agent, steps, pinned, probability, due, since, pause in data["claims"]
         )
         return cls(
             workflow_id=data["id"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import simpy
 
@@ -124,28 +124,41 @@ class OracleBrain:
 
     def reach(self, thread: Thread, *, asking: bool = False) -> None:
         """Say when each context of the thread is used next."""
-        now_s = self._env.now
-        due_s = self._due_s(thread)
+        uses: dict[str, list[tuple[float, float]]] = {}
+        for agent, asked_s, answered_s in self._calls(thread):
+            uses.setdefault(agent, []).append((asked_s, answered_s))
         claims = []
-        for index, (agent, when_s) in enumerate(due_s.items()):
-            since_s = now_s if asking and index == 0 else None
-            claims.append(ClaimPrediction(agent=agent, steps=1.0, due_s=when_s, since_s=since_s))
+        for index, (agent, times) in enumerate(uses.items()):
+            if asking and index == 0:
+                claims.append(_under_way(agent, times, self._env.now))
+            else:
+                claims.append(ClaimPrediction(agent=agent, steps=1.0, due_s=times[0][0]))
         self._coordinator.apply(
             WorkflowUpdate(workflow_id=thread.workflow_id, workflow_type=thread.workflow_type, claims=tuple(claims))
         )
 
-    def _due_s(self, thread: Thread) -> dict[str, float]:
-        """Time of the next call of every agent, soonest first."""
-        due_s: dict[str, float] = {}
+    def _calls(self, thread: Thread) -> Iterator[tuple[str, float, float]]:
+        """The calls that come: agent, when it asks, and when it is answered."""
         at_s = self._env.now
         tools_s = dict(thread.tools_s)
         for event in thread.events[thread.position : thread.position + _LOOK_AHEAD_EVENTS]:
             if isinstance(event, LLMCall):
-                at_s += thread.delay_s(event)
-                due_s.setdefault(event.agent, at_s)
-                at_s += event.output_tokens * self._profile.decode_step_s
+                asked_s = at_s + thread.delay_s(event)
+                at_s = asked_s + event.output_tokens * self._profile.decode_step_s
+                yield event.agent, asked_s, at_s
             elif isinstance(event, ToolStart):
                 tools_s[event.tool_call] = at_s + thread.tool_s(event)
             elif isinstance(event, ToolEnd):
                 at_s = max(at_s, tools_s.get(event.tool_call, at_s))
-        return due_s
+
+
+def _under_way(agent: str, times: list[tuple[float, float]], now_s: float) -> ClaimPrediction:
+    """The claim of an agent that asks now, and what becomes of its context once it has been answered."""
+    again = len(times) > 1
+    return ClaimPrediction(
+        agent=agent,
+        steps=1.0,
+        probability=float(again),
+        since_s=now_s,
+        pause_s=times[1][0] - times[0][1] if again else 0.0,
+    )

@@ -162,7 +162,7 @@ class Clients:
             whole=whole,
             output_tokens=call.output_tokens,
             order=run.order,
-            near=run.tips.get(base) if base is not None else None,
+            near=self._kept(run.tips.get(base or ""), call.prompt.keep_tokens),
             arrived_s=self._env.now,
             done=self._env.event(),
         )
@@ -175,6 +175,12 @@ class Clients:
         self.calls += 1
         run.contexts[call.call] = whole
         run.tips[call.call] = request.node
+
+    def _kept(self, tip: Node | None, keep_tokens: int) -> Node | None:
+        """The deepest node that the kept part of a context covers, from the node at which the context ended."""
+        while tip is not None and tip.end * self._pager.page_tokens > keep_tokens:
+            tip = tip.parent
+        return tip
 
     def _say(self, *facts: Fact, with_request: bool = False) -> None:
         items = [

@@ -48,6 +48,7 @@ class Request:
     fixed_tokens: int | None = None
     counted: bool = False
     tagged: bool = False
+    watched: bool = False
     admitted_s: float | None = None
     first_token_s: float | None = None
     hits: dict[str, int] = field(default_factory=dict)

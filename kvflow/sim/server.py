@@ -189,6 +189,8 @@ class Server:
             self._computed(request, end)
             if request in known:
                 self._count(request, known[request])
+            if not request.watched:
+                self._watch(request)
             if end == request.goal:
                 self._first_token(request)
 
@@ -244,7 +246,12 @@ class Server:
         )
         start = request.found
         self.times.recompute_s += self._profile.compute_s(start, start + recomputed)
+
+    def _watch(self, request: Request) -> None:
+        """Let the guard compare a request's hits with LRU's, once each time it starts."""
+        request.watched = True
         if self._guard is not None:
+            hits = request.hits
             self._guard.started(
                 request,
                 request.prompt.digests,
@@ -255,7 +262,7 @@ class Server:
 
     def _view(self, starting: Request | None = None) -> MemoryView:
         """Memory as the guard wants to know it: prompts that have started count as a whole, not as what is left."""
-        left = sum(one.goal - one.computed for one in {starting, self._chunked} if one is not None and one.counted)
+        left = sum(one.goal - one.computed for one in {starting, self._chunked} if one is not None and one.watched)
         return self._memory.view(left)
 
     # -- decode
@@ -341,7 +348,7 @@ class Server:
         self._release(request, generated)
         request.generated += generated
         self.times.retractions += 1
-        request.node = None
+        request.node, request.watched = None, False
         if self._guard is not None:
             self._guard.ended(request, (), memory=self._view())
         self._waiting.insert(0, request)
@@ -364,6 +371,7 @@ class Server:
         assert node is not None
         memory.private_tokens -= request.goal + generated - node.end * memory.page_tokens
         self._tree.unlock(node)
+        self._coordinator.answered(request.claim)
         self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
         if self._guard is not None:
             self._guard.ended(request, request.whole.digests, memory=self._view())

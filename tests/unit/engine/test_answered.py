@@ -1,0 +1,67 @@
+"""What the scheduler knows of an answer before the control plane does."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvflow.engine import Coordinator, PromptClaim
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+CLAIM = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+
+
+def asking(coordinator: Coordinator, *, pause_s: float | None, probability: float = 0.5) -> None:
+    prediction = ClaimPrediction(agent="a", steps=0, since_s=1.0, pause_s=pause_s, probability=probability)
+    coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=(prediction,)))
+
+
+@pytest.fixture
+def coordinator() -> Coordinator:
+    coordinator = Coordinator("cost")
+    coordinator.tick(10.0)
+    return coordinator
+
+
+def test_a_request_under_way_is_a_certain_use(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=4.0)
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    assert held.likelihood == 1.0
+
+
+def test_after_the_answer_the_pause_begins(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=4.0)
+    coordinator.answered(CLAIM)
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    assert held.likelihood == 0.5
+    assert held.next_s(coordinator.claims.clock) == pytest.approx(4.0, abs=0.1)
+
+
+def test_an_answer_changes_ranks(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=4.0)
+    version = coordinator.claims.clock.version
+    coordinator.answered(CLAIM)
+    assert coordinator.claims.clock.version > version
+
+
+def test_other_requests_under_way_keep_it_in_use(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=None)
+    coordinator.answered(CLAIM)
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    assert held.since_s == 1.0
+
+
+def test_answers_of_ended_workflows_change_nothing(coordinator: Coordinator) -> None:
+    coordinator.answered(CLAIM)
+    assert len(coordinator.claims) == 0
+
+
+def test_the_same_prediction_again_starts_the_request_anew(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=4.0)
+    coordinator.answered(CLAIM)
+    asking(coordinator, pause_s=4.0)
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    assert held.likelihood == 1.0
