@@ -54,7 +54,7 @@ class Guard(_Section):
     published ones run as they were published."""
     ratio: float = Field(default=0.02, ge=0, le=1)
     """Share of LRU's own cost, in seconds of computing and loading again, that may be lost against it."""
-    allowance_prompts: float = Field(default=0.25, ge=0)
+    allowance_prompts: float = Field(default=1.0, ge=0)
     """On top of it, the cost of computing so many prompts: a young or small cache has little to compare with."""
 
 

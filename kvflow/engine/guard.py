@@ -53,7 +53,7 @@ class GuardSettings:
     """
 
     ratio: float = 0.02
-    allowance_prompts: float = 0.25
+    allowance_prompts: float = 1.0
 
 
 @dataclass(slots=True)
