@@ -48,7 +48,7 @@ class Role:
     """An agent of a workflow type; its fixed prompt is shared by all workflows of the type.
 
     Attributes:
-        stamp: counts the prompts tagged for this role; nodes with the latest stamp are its current fixed prompt.
+        stamp: counts the role's prompts.
         tails_reused: dynamic tails that a later prompt extended.
         tails_wasted: dynamic tails that none did.
         ended_tokens: length of the dynamic tails that ended workflows left.

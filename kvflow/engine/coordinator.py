@@ -152,7 +152,9 @@ class Coordinator:
     def _learn(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
         """See which dynamic tails this prompt has extended, and what of ended workflows it has found."""
         for node, end in path:
-            if end <= fixed_tokens or node.owners is None:
+            if end <= fixed_tokens:
+                break
+            if node.owners is None:
                 continue
             revived: set[Role] = set()
             for claim, is_fixed in node.owners.claims.items():
@@ -171,7 +173,7 @@ class Coordinator:
         """How much of a prompt is the role's rather than the workflow's: what is fixed, or was found in both."""
         for node, end in reversed(path):
             if end > fixed_tokens:
-                if node.owners is None or not node.owners.shared_by(held):
+                if node.owners is None or not node.owners.shared_with(held):
                     break
                 fixed_tokens = end
         return fixed_tokens

@@ -12,16 +12,17 @@ _MAX_IDLE_ROLES = 64
 _GAP_WEIGHT = 0.25
 _STALE_GAPS = 8
 _COMMON = 0.5
+"""What at least this share of an agent's prompts use is its fixed prompt; the rest are parts that come and go."""
 
 
 @dataclass(slots=True)
 class FixedMark:
-    """How one role holds a node as part of its fixed prompt.
+    """How one role holds a node: as part of its fixed prompt, or of what several of its workflows have in common.
 
     Attributes:
         stamp: the role's stamp when it last used the node.
         gap: how many of the role's prompts it takes, on average, until one uses the node again.
-        shared: workflows other than the first have used it, so it does not depend on one workflow's task.
+        shared: several workflows have used it, so it does not depend on one workflow's task.
         first: the claim that used it first.
     """
 
@@ -37,7 +38,11 @@ class FixedMark:
             self.stamp = stamp
 
     def share(self, role: Role) -> float:
-        """Share of the role's next prompts expected to use the node; 0 once it has gone unused for too long."""
+        """Share of the role's next prompts expected to use the node; 0 once it has gone unused for too long.
+
+        As often as so far, and less as it fails to turn up: by the square of the prompts since, which is what is left
+        of regular uses once they stop.
+        """
         since = role.stamp - self.stamp
         if since > _STALE_GAPS * self.gap or not (self.shared or since == 0):
             return 0.0
@@ -69,12 +74,12 @@ class Owners:
         marks = {role: FixedMark(mark.stamp, mark.first, mark.gap, mark.shared) for role, mark in self.fixed.items()}
         return Owners(end_tokens, marks, dict(self.claims), self.superseded, _prune_at=self._prune_at)
 
-    def shared_by(self, claim: Claim) -> bool:
+    def shared_with(self, claim: Claim) -> bool:
         """Whether other workflows have used the node for the same agent."""
         return claim.role in self.fixed or any(other.role is claim.role and other is not claim for other in self.claims)
 
     def hold_fixed(self, claim: Claim) -> None:
-        """Enter a claim whose fixed prompt covers the node.
+        """Enter a claim whose fixed prompt covers the node, or that shares it with other workflows.
 
         Once a second workflow shares the node, the role alone stands for all of them: it already adds up its
         workflows, and the node's memory stays bounded however many workflows come.
@@ -173,7 +178,7 @@ class Owners:
         return mark is not None and mark.share(claim.role) > 0
 
     def _current(self) -> bool:
-        """Whether the node is some role's fixed prompt as it stands, which later workflows will want."""
+        """Whether some role's workflows will want the node whoever they are."""
         return any(mark.share(role) > 0 for role, mark in self.fixed.items())
 
 

@@ -31,8 +31,9 @@ class Standing:
     """What the claims on one radix node add up to. Not to be changed; not frozen because that takes twice as long.
 
     Attributes:
-        fixed_steps: least steps-to-execution among the claims that hold the node as fixed prompt; None without any.
-        tail_steps: the same for claims that hold it as dynamic tail worth keeping.
+        fixed_steps: least steps-to-execution among the claims that hold the node as fixed prompt, which is what most
+            prompts of an agent have in common; None without any.
+        tail_steps: the same for claims that hold it as dynamic tail worth keeping, or share it with a few others.
         pinned: at least one live claim on the node is softly pinned.
         retired: the node has been claimed, and every workflow that did so has ended.
         superseded: every state it was part of has been replaced by a newer one.

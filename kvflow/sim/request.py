@@ -29,6 +29,7 @@ class Request:
         fixed_tokens: length of its fixed part, once that is known.
         started_step: decode step at which it joined the batch.
         joined: how many had joined before it, to tell its turns in the batch apart.
+        watched: the guard has seen it start, since it was last retracted.
     """
 
     claim: PromptClaim

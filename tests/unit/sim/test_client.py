@@ -1,0 +1,76 @@
+"""What simulated programs find in the cache is what their prompts have in common with what is there."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvflow.sim import load_profile
+from kvflow.sim.context import Context
+from kvflow.sim.run import SimResult, SimSettings, simulate
+from kvflow.sim.tree import Node, RadixTree
+from kvflow.trace import LLMCall, Piece, Program, Prompt, WorkflowStart
+
+PAGE = SimSettings(device_tokens=0).page_tokens
+
+
+def call(name: str, add: list[tuple[str, int]], *, base: str | None = None, keep_tokens: int = 0) -> LLMCall:
+    pieces = tuple(Piece(content, tokens) for content, tokens in add)
+    prompt = Prompt(base=base, keep_tokens=keep_tokens, add=pieces)
+    return LLMCall(
+        workflow="w", agent="a", call=name, prompt=prompt, output=f"out {name}", output_tokens=PAGE + 1, fixed_tokens=0
+    )
+
+
+def run(calls: list[LLMCall], *, device_tokens: int = 1_000_000, policy: str = "lru") -> SimResult:
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={"main": list(calls)}, ended=True)
+    settings = SimSettings(policy=policy, device_tokens=device_tokens, host_tokens=2 * device_tokens, concurrency=1)
+    return simulate([program], load_profile("h200"), settings)
+
+
+def found_tokens(result: SimResult) -> int:
+    return sum(result.counters.hit_tokens.values())
+
+
+def test_a_prompt_that_goes_on_finds_the_whole_context() -> None:
+    calls = [call("1", [("task", 10 * PAGE)]), call("2", [("more", 5 * PAGE)], base="1", keep_tokens=11 * PAGE)]
+    assert found_tokens(run(calls)) == 11 * PAGE
+
+
+def test_a_prompt_that_parts_from_the_last_one_finds_what_it_keeps() -> None:
+    calls = [
+        call("1", [("task", 10 * PAGE), ("old", 40 * PAGE)]),
+        call("2", [("new", 40 * PAGE)], base="1", keep_tokens=10 * PAGE),
+    ]
+    assert found_tokens(run(calls)) == 10 * PAGE
+
+
+def test_a_prompt_that_starts_over_finds_nothing() -> None:
+    calls = [call("1", [("old", 20 * PAGE)]), call("2", [("new", 20 * PAGE)], base="1")]
+    assert found_tokens(run(calls)) == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("policy", ["lru", "cost"])
+def test_searching_from_the_last_prompt_finds_what_searching_from_the_root_does(
+    monkeypatch: pytest.MonkeyPatch, seed: int, policy: str
+) -> None:
+    match = RadixTree.match
+
+    def checked(self: RadixTree, context: Context, near: Node | None = None, pages: int | None = None) -> Node:
+        node = match(self, context, near, pages)
+        assert match(self, context, None, pages) is node
+        return node
+
+    monkeypatch.setattr(RadixTree, "match", checked)
+    own = random.Random(seed)
+    calls, lengths = [], [0]
+    for number in range(1, 60):
+        base = own.randrange(max(0, number - 6), number)
+        keep_tokens = own.choice([lengths[base], own.randint(0, lengths[base]), 0])
+        added = [(f"text {own.randrange(6)}", own.randint(1, 12 * PAGE)) for _ in range(own.randint(1, 3))]
+        calls.append(call(str(number), added, base=str(base) if base else None, keep_tokens=keep_tokens if base else 0))
+        lengths.append((keep_tokens if base else 0) + sum(tokens for _, tokens in added) + PAGE + 1)
+    result = run(calls, device_tokens=max(lengths) + 40 * PAGE, policy=policy)
+    assert result.calls == len(calls)
