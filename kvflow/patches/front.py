@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ from kvflow.predict import WorkflowUpdate
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.25
+_LISTEN_S = 2.0
 _ANSWER_TIMEOUT_S = 10.0
 
 
@@ -70,7 +72,7 @@ class Front:
         self.plane = ControlPlane(self.settings, self._clock)
         self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
-        self._timer: asyncio.Task[None] | None = None
+        self._timers: list[asyncio.Task[None]] = []
         self._questions: dict[str, _Question] = {}
         self._replicas = tokenizer_manager.server_args.dp_size
         tokenizer_manager._result_dispatcher += TypeBasedDispatcher([(KvflowAnswer, self.receive)])
@@ -167,8 +169,11 @@ class Front:
     def _take(self, facts: tuple[DecodedFact, ...], *, with_request: bool = False) -> list[Outcome]:
         intake = self.plane.take(facts, with_request=with_request)
         self.send(intake.updates)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().create_task(self._keep_time())
+        if not self._timers:
+            jobs = [self._keep_time()]
+            if self.settings.pin.ttl == "learned":
+                jobs.append(self._listen())
+            self._timers = [asyncio.get_running_loop().create_task(job) for job in jobs]
         return intake.outcomes
 
     def _claim(self, step: StepFact) -> PromptClaim:
@@ -194,6 +199,22 @@ class Front:
                     self._tick(updates)
             except Exception:
                 note("expiry")
+
+    async def _listen(self) -> None:
+        """Hear from the schedulers how long requests wait, and for what: learned TTLs depend on it."""
+        while True:
+            await asyncio.sleep(_LISTEN_S)
+            if not len(self.plane):
+                continue
+            try:
+                waits = [answer.data for answer in await self.ask("waits") if not answer.error]
+                if waits:
+                    self.plane.forecaster.queue_s = fmean(each["queue_s"] for each in waits)
+                    self.plane.forecaster.reload_s = fmean(each["reload_s"] for each in waits)
+            except ServerUnavailableError:
+                logger.debug("the schedulers are too busy to say how long requests wait")
+            except Exception:
+                note("learning waits")
 
 
 def _own_step(facts: tuple[DecodedFact, ...], outcomes: list[Outcome]) -> StepFact | None:

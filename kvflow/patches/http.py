@@ -74,6 +74,7 @@ async def stats(reset: bool = False) -> Any:
         "total": add_up(replicas),
         "replicas": replicas,
         "hints": {"outcomes": outcomes, "malformed": front.malformed},
+        "waits": {"queue_s": front.plane.forecaster.queue_s, "reload_s": front.plane.forecaster.reload_s},
         "live_workflows": len(front.plane),
     }
 

@@ -77,6 +77,15 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     return data
 
 
+def _waits(cache: KvflowRadixCache) -> dict[str, Any]:
+    """What Continuum's TTL needs to know of this server: how long requests wait, and how long loads take."""
+    counters = cache.accounting.counters
+    return {
+        "queue_s": cache.coordinator.claims.clock.queue_s,
+        "reload_s": counters.load_back_s / counters.load_backs if counters.load_backs else 0.0,
+    }
+
+
 def _set_policy(cache: KvflowRadixCache, policy: str) -> dict[str, Any]:
     require_servable(policy)
     cache.coordinator.set_policy(policy)
@@ -87,6 +96,7 @@ def _set_policy(cache: KvflowRadixCache, policy: str) -> dict[str, Any]:
 OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "status": _status,
     "stats": _stats,
+    "waits": _waits,
     "set_policy": _set_policy,
     "residency": residency,
 }

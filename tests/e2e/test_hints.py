@@ -301,8 +301,9 @@ def test_metrics_carry_our_series(server: Any) -> None:
     assert {"kvflow_requests_total", "kvflow_prompt_tokens_total", "kvflow_computed_tokens_total"} <= series
 
 
-def test_a_lenient_server_generates_without_the_bad_hints(start: Callable[..., Any]) -> None:
-    with start("--enable-kvflow", "--max-total-tokens", "2048", env={"KVFLOW_INTAKE__STRICT": "false"}) as server:
+def test_a_lenient_server_that_learns_its_ttls(start: Callable[..., Any]) -> None:
+    settings = {"KVFLOW_INTAKE__STRICT": "false", "KVFLOW_PIN__TTL": "learned"}
+    with start("--enable-kvflow", "--max-total-tokens", "2048", env=settings) as server:
         assert server.generate("hello", kv_hints=BAD)["output_ids"]
         response = server.client.post("/v1/chat/completions", json=chat_body("w") | {"kv_hints": BAD})
         assert response.status_code == 200
@@ -311,3 +312,8 @@ def test_a_lenient_server_generates_without_the_bad_hints(start: Callable[..., A
         ).text.splitlines()
         assert "error" not in json.loads(lines[0].removeprefix("data: "))
         assert server.get("stats")["hints"]["malformed"] >= 1
+        server.step("w", "a", "how long does it take until this is computed " * 8)
+        deadline = time.monotonic() + 20
+        while not server.get("stats")["waits"]["queue_s"]:
+            assert time.monotonic() < deadline, "the control plane has not heard how long requests wait"
+            time.sleep(0.2)

@@ -304,6 +304,23 @@ def test_when_answers_outgrow_memory_the_last_one_admitted_starts_again() -> Non
     world.check_idle()
 
 
+def test_the_guard_sees_a_retracted_request_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(device=512, profile=PROFILE.model_copy(update={"reserve_tokens": 0}))
+    started: list[Request] = []
+    watch = world.guard.started
+
+    def counted(key: Any, *arguments: Any, **named: Any) -> None:
+        started.append(key)
+        watch(key, *arguments, **named)
+
+    monkeypatch.setattr(world.guard, "started", counted)
+    requests = [world.request(Piece(name, 150), output_tokens=160) for name in "abc"]
+    for request in requests:
+        world.env.process(world.server.submit(request))
+    world.env.run(until=world.env.all_of([request.done for request in requests]))
+    assert len(started) == len(requests) + world.server.times.retractions
+
+
 def test_a_host_full_of_copies_of_the_device_takes_the_next_one_when_it_has_room() -> None:
     world = World(device=1024, host=240)
     first = world.ask(Piece("a", 240), output_tokens=1)
