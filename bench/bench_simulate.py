@@ -2,7 +2,8 @@
 
 For every file that can be imported: all policies on three device sizes, at two loads, with and without a host tier,
 with several seeds. Sizes are shares of what the programs that run at a time hold. Results go to a JSON file after every
-server, and what is in it already is not simulated again; docs/results.md is made from it.
+server, and what is in it already is not simulated again, so that policies can be added later; docs/results.md is made
+from it.
 
 Usage: python bench/bench_simulate.py DATA [--sources swe tau] [--seeds 5] [--jobs 2] [--calls 1200] [--limit N]
        python bench/bench_simulate.py --page      only write docs/results.md again
@@ -27,6 +28,7 @@ import simulate_page  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.errors import TraceError  # noqa: E402
+from kvflow.policy import POLICIES  # noqa: E402
 from kvflow.sim import load_profile  # noqa: E402
 from kvflow.sim.compare import DEFAULT_POLICIES, Plan, Setup, compare, grid  # noqa: E402
 from kvflow.sim.summary import document  # noqa: E402
@@ -35,6 +37,7 @@ from kvflow.sim.workload import Workload, parse_size, read_workload  # noqa: E40
 RESULT = HERE / "results" / "simulate.json"
 PAGE = HERE.parent / "docs" / "results.md"
 DEVICES, HOSTS, CONCURRENCIES = ("30%", "50%", "70%"), ("none", "100%"), (12, 24)
+ORDER = {name: index for index, name in enumerate(POLICIES)}
 SERVERS = len(DEVICES) * len(HOSTS) * len(CONCURRENCIES)
 LEAST_PROGRAMS = 32
 """Fewer would leave the closed loop little time in which all places are taken."""
@@ -87,7 +90,7 @@ class Source:
 
 def run(options: argparse.Namespace) -> None:
     """Simulate what is missing."""
-    names = ("seeds", "calls", "limit", "profile", "policies")
+    names = ("seeds", "calls", "limit", "profile")
     settings = {name: getattr(options, name) for name in names} | {"devices": DEVICES, "hosts": HOSTS}
     settings = json.loads(json.dumps(settings | {"concurrencies": CONCURRENCIES}))
     result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
@@ -118,7 +121,7 @@ def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Sourc
     """What is not in the result yet."""
     for path in sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz")):
         name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
-        known = done.get(name, {}).get("setups", [])
+        known = [setup for setup in done.get(name, {}).get("setups", []) if has_all(setup, options.policies)]
         if not any(part in name for part in options.sources) or len(known) == SERVERS:
             continue
         try:
@@ -138,6 +141,11 @@ def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Sourc
             programs=programs,
             calls=round(programs * len(workload.request_tokens) / len(workload.programs)),
         )
+
+
+def has_all(setup: dict[str, Any], policies: list[str]) -> bool:
+    """Whether a server has been simulated with all these policies."""
+    return {policy["policy"] for policy in setup["policies"]} >= set(policies)
 
 
 def programs_of(workload: Workload, options: argparse.Namespace) -> int:
@@ -184,8 +192,19 @@ def enter(result: dict[str, Any], name: str, made: dict[str, Any]) -> None:
             policy["relative"] = {key: short(value) for key, value in policy["relative"].items() if value}
             policy["gap_closed"] = short(policy["gap_closed"])
             del policy["evicted_tokens"]
-        source["setups"].append(setup)
+        place(source["setups"], setup)
     source["setups"].sort(key=lambda setup: (setup["concurrency"], setup["host_tokens"], setup["device_tokens"]))
+
+
+def place(setups: list[dict[str, Any]], made: dict[str, Any]) -> None:
+    """Enter a server; what other policies have brought on the same one stays."""
+    size = ("concurrency", "host_tokens", "device_tokens")
+    for index, known in enumerate(setups):
+        if all(known[name] == made[name] for name in size):
+            policies = {policy["policy"]: policy for policy in (*known["policies"], *made["policies"])}
+            setups[index] = made | {"policies": sorted(policies.values(), key=lambda each: ORDER[each["policy"]])}
+            return
+    setups.append(made)
 
 
 def short(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from kvflow.report.simulation_record import PolicyRecord, SetupRecord
 from kvflow.report.simulation_rows import share
 from kvflow.report.verdict import Verdict
+from kvflow.sim.summary import LEAST_GAP
 
 BASELINE, IDEAL, OURS = "lru", "belady", "cost"
 INTRO = """\
@@ -35,6 +36,7 @@ def render(result: Mapping[str, Any]) -> str:
     }
     policies = [name for name in _policies(sources.values()) if name != BASELINE]
     lines = [INTRO, _settings(result), "", "## Overview", "", *_overview(sources, policies), ""]
+    lines += ["", *_by_tier(sources, policies), ""]
     if OURS in policies:
         lines += ["", *_losses(sources), ""]
     for name, setups in sources.items():
@@ -75,6 +77,38 @@ def _overview(sources: Mapping[str, list[SetupRecord]], policies: list[str]) -> 
     every = [setup for setups in sources.values() for setup in setups]
     cells = [_over_servers([setup.policy(policy) for setup in every]) for policy in policies]
     return [*lines, f"| all | | {' | '.join(cells)} |"]
+
+
+def _by_tier(sources: Mapping[str, list[SetupRecord]], policies: list[str]) -> list[str]:
+    """Seconds summed over all devices and loads, with and without a host tier: large losses weigh most."""
+    lines = [
+        "Seconds lost, summed over devices and loads, as a multiple of LRU's; in the last column the share of the gap "
+        f"between LRU and Belady that `{OURS}` closes of that sum.",
+        "",
+        f"| source | host | LRU loses | {' | '.join(policies)} | closed |",
+        f"|---|---|---:|{'---:|' * len(policies)}---:|",
+    ]
+    for name, setups in sources.items():
+        for hosted in (False, True):
+            chosen = [setup for setup in setups if bool(setup.host_tokens) is hosted]
+            lost = {policy: _sum(chosen, policy) for policy in (BASELINE, *policies)}
+            lru, ideal, ours = lost[BASELINE], lost.get(IDEAL), lost.get(OURS)
+            if not chosen or not lru:
+                continue
+            cells = [f"{value / lru:.3f}" if (value := lost[policy]) is not None else "–" for policy in policies]
+            closed = "–"
+            if ideal is not None and ours is not None and 1 - ideal / lru >= LEAST_GAP:
+                closed = share((lru - ours) / (lru - ideal))
+            host = chosen[0].host_size if hosted else "–"
+            lines.append(f"| {name} | {host} | {lru:,.3g} s | {' | '.join(cells)} | {closed} |")
+    return lines
+
+
+def _sum(setups: list[SetupRecord], policy: str) -> float | None:
+    found = [setup.policy(policy) for setup in setups]
+    values = [one.mean("lost_s") for one in found if one is not None]
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(setups) else None
 
 
 def _lost_share(setup: SetupRecord) -> float:

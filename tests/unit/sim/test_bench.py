@@ -63,3 +63,13 @@ def test_the_benchmark_goes_on_where_it_stopped(
 
     with pytest.raises(SystemExit, match="other settings"):
         bench("--seeds", "2")
+
+
+def test_policies_can_be_added_later(bench: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    bench()
+    added = bench("--policies", "lru", "slru")["sources"]["a/react"]["setups"]
+    assert len(added) == 12
+    assert {tuple(policy["policy"] for policy in setup["policies"]) for setup in added} == {("lru", "slru", "belady")}
+    back = bench("--policies", "cost")["sources"]["a/react"]["setups"]
+    assert [policy["policy"] for policy in back[0]["policies"]] == ["lru", "slru", "cost", "belady"]
+    assert "| a/react | 100% |" in (tmp_path / "result.md").read_text()
