@@ -92,14 +92,14 @@ class Forecaster:
             if count is None and agent not in pinned and not self._may_return(workflow, agent):
                 continue
             context = workflow.contexts.get(agent)
-            if context is not None and context.in_flight:
+            if context is not None and context.arrivals_s:
                 predictions.append(
                     ClaimPrediction(
                         agent=agent,
                         steps=count,
                         pinned=agent in pinned,
                         probability=self._again(workflow, agent, context),
-                        since_s=context.since_s,
+                        since_s=context.arrivals_s[0],
                         pause_s=self._pause_s(workflow, agent, context),
                     )
                 )
@@ -185,7 +185,7 @@ class Forecaster:
 
     def _pause_s(self, workflow: Workflow, agent: str, context: Context) -> float | None:
         """How long a context will be left alone once its request has been answered, going by experience."""
-        if context.in_flight > 1:
+        if len(context.arrivals_s) > 1:
             return None
         return round(self.returns.of(_RETURN, _key(workflow, agent)).residual_s(0.0), 2)
 

@@ -97,10 +97,10 @@ class ControlPlane:
         """A request of an agent has been answered, or given up."""
         workflow = self._workflows.get(workflow_id)
         context = workflow.contexts.get(agent) if workflow is not None else None
-        if workflow is None or context is None or not context.in_flight:
+        if workflow is None or context is None or not context.arrivals_s:
             return []
         now_s = self._clock()
-        context.in_flight -= 1
+        context.arrivals_s.popleft()
         context.answered_s = now_s
         context.last_tool = ""
         workflow.last_seen_s = now_s
@@ -179,9 +179,7 @@ class ControlPlane:
         now_s = self._clock()
         context = workflow.contexts.setdefault(agent, Context())
         self.forecaster.asked(workflow, agent, context, now_s)
-        if not context.in_flight:
-            context.since_s = now_s
-        context.in_flight += 1
+        context.arrivals_s.append(now_s)
         context.turns += 1
 
     def _step_end(self, workflow: Workflow, fact: StepFact, intake: Intake) -> tuple[Status, str]:

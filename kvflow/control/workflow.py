@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,15 +32,13 @@ class Context:
 
     Attributes:
         turns: requests so far.
-        in_flight: those that have not been answered.
-        since_s: arrival of the first of these.
+        arrivals_s: when those came that have not been answered. Answers are taken to come in the same order.
         answered_s: when the last one was answered; None before the first.
         last_tool: the tool that was called since, the latest of them; empty if none was.
     """
 
     turns: int = 0
-    in_flight: int = 0
-    since_s: float = 0.0
+    arrivals_s: deque[float] = field(default_factory=deque)
     answered_s: float | None = None
     last_tool: str = ""
 

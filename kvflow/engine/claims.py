@@ -26,7 +26,7 @@ class Clock:
     Attributes:
         version: grows with everything that can change a rank, so that whoever caches one knows when it is stale.
         now_s: clock of the control plane.
-        queue_s: mean time from a request's arrival until its prompt has been prefilled.
+        queue_s: mean time from a request's arrival until the first chunk of its prompt has been computed.
     """
 
     version: int = 0
@@ -100,7 +100,7 @@ class Role:
 
     def settle_end(self, *, tokens: int = 0, revived_tokens: int = 0) -> None:
         """Add to the experience with what ended workflows leave; older experience fades."""
-        if self.ended_tokens + tokens > _END_MEMORY_TOKENS:
+        if max(self.ended_tokens + tokens, self.revived_tokens + revived_tokens) > _END_MEMORY_TOKENS:
             self.ended_tokens //= 2
             self.revived_tokens //= 2
         self.ended_tokens += tokens
@@ -130,6 +130,7 @@ class Claim:
         probability: that the context is used again; by another request, if there is one that uses it now.
         due_s: when, on the control plane's clock; None if only the steps are known.
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
+        placed: that request has its memory, so that what counts is the use after it.
         pause_s: how long after that request has been answered, as far as known.
         tail_pending: its latest prompt had a dynamic tail that has not proved useful yet.
         tip: deepest node of its latest prompt.
@@ -146,6 +147,7 @@ class Claim:
     due_s: float | None = None
     since_s: float | None = None
     pause_s: float | None = None
+    placed: bool = False
     tail_pending: bool = False
     tip: Node | None = None
     context_tokens: int = 0
@@ -159,20 +161,28 @@ class Claim:
 
     @property
     def likelihood(self) -> float:
-        """Probability of the next use, which is certain while there is a request for it."""
-        return self.probability if self.since_s is None else 1.0
+        """Probability of the next use, which is certain while a request waits for it."""
+        return 1.0 if self.waited_for else self.probability
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a request waits to use it."""
+        return self.since_s is not None and not (self.placed and self.pause_s is not None)
 
     @property
     def expected(self) -> bool:
         """Whether a next use is expected."""
-        if self.retired:
-            return False
-        return self.since_s is not None or (self.probability > 0 and (self.steps is not None or self.due_s is not None))
+        if self.retired or self.waited_for:
+            return not self.retired
+        known = self.steps is not None or self.due_s is not None or self.pause_s is not None
+        return known and self.probability > 0
 
     def next_s(self, clock: Clock) -> float:
         """Seconds until the context is used again, the wait for its turn included."""
-        if self.since_s is not None:  # by arrival, as the queue is
-            return clock.until(self.since_s + clock.queue_s)
+        if self.since_s is not None:
+            if self.placed and self.pause_s is not None:
+                return self.pause_s + clock.queue_s + _SOON_S
+            return clock.until(self.since_s + clock.queue_s)  # by arrival, as the queue is
         if self.due_s is not None:
             return clock.until(self.due_s + clock.queue_s)
         return (self.steps or 0.0) * _STEP_S + _SOON_S
@@ -184,14 +194,18 @@ class Claim:
     def answered(self, clock: Clock) -> None:
         """Its request has been answered: what was predicted for afterwards begins, before anyone has to say so."""
         if self.since_s is not None and self.pause_s is not None:
-            self.since_s, self.due_s = None, clock.now_s + self.pause_s
+            self.since_s, self.due_s, self.placed = None, clock.now_s + self.pause_s, False
             clock.version += 1
 
     def settle_tail(self, *, reused: bool) -> None:
-        """Enter into experience whether the latest tail was extended by a later prompt."""
+        """Enter into experience whether the latest tail was extended by a later prompt.
+
+        A tail that has been evicted meanwhile could not be: that says nothing.
+        """
         if self.tail_pending:
             self.tail_pending = False
-            self.role.settle_tail(reused=reused)
+            if reused or (self.tip is not None and (self.tip.backuped or not self.tip.evicted)):
+                self.role.settle_tail(reused=reused)
 
     def set(self, prediction: ClaimPrediction | None) -> bool:
         """Take over a prediction, None if there is none any more; tells whether anything changed."""
@@ -201,6 +215,7 @@ class Claim:
         due_s = prediction.due_s if prediction is not None else None
         since_s = prediction.since_s if prediction is not None else None
         self.pause_s = prediction.pause_s if prediction is not None else None
+        self.placed &= since_s == self.since_s
         before = (self.steps, self.pinned, self.probability, self.due_s, self.since_s)
         if before == (steps, pinned, probability, due_s, since_s):
             return False
@@ -275,7 +290,8 @@ class ClaimTable:
         for claims in self._workflows.values():
             for claim in claims.values():
                 claim.tip = None
-                claim.context_tokens = 0
+                claim.context_tokens = claim.tail_tokens = 0
+                claim.tail_pending = False
 
     def _retire(self, claims: dict[str, Claim]) -> None:
         for claim in claims.values():

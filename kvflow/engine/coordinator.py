@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ class Coordinator:
         self.costs = costs or ServingCosts()
         self._backed_up = backed_up
         self._cutoff = math.inf
-        self._ages: dict[int, float] = {}
+        self._times: list[float] = []
         self.set_policy(policy)
 
     @property
@@ -138,12 +139,13 @@ class Coordinator:
             return
         clock = self.claims.clock
         if first:
-            if held.since_s is not None:
+            if held.since_s is not None and held.pause_s is not None:  # else others of the agent are under way too
                 clock.waited(clock.now_s - held.since_s)
             clock.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
             held.role.stamp += 1
             held.stamp = held.role.stamp
             self._learn(held, path, fixed_tokens)
+        held.placed = held.since_s is not None
         fixed_tokens = self._shared_tokens(held, path, fixed_tokens)
         self._tag_tail(held, path, fixed_tokens)
         self._tag_fixed(held, path, fixed_tokens)
@@ -160,7 +162,7 @@ class Coordinator:
             for claim, is_fixed in node.owners.claims.items():
                 if not is_fixed:
                     claim.settle_tail(reused=True)
-                    if claim.retired:
+                    if claim.retired and claim.role not in node.owners.fixed:
                         revived.add(claim.role)
             for role in revived:
                 role.settle_end(revived_tokens=len(node.key))
@@ -215,6 +217,13 @@ class Coordinator:
         if held is not None:
             held.answered(self.claims.clock)
 
+    def retracted(self, claim: PromptClaim) -> None:
+        """A request has lost its memory, and waits again."""
+        held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
+        if held is not None and held.placed:
+            held.placed = False
+            self.claims.clock.version += 1
+
     def flushed(self) -> None:
         """The cache has been flushed: let go of its nodes. Workflows and their claims go on."""
         self.claims.forget_nodes()
@@ -240,8 +249,7 @@ class Coordinator:
             return
         by_age = sorted(leaves, key=_last_access)
         if self._uses_age:
-            count = max(1, len(by_age) - 1)
-            self._ages = {id(node): 1 - index / count for index, node in enumerate(by_age)}
+            self._times = [node.last_access_time for node in by_age]
             self.claims.clock.version += 1
         if share >= 1:
             return
@@ -279,7 +287,9 @@ class Coordinator:
         return self.standing(node).cls
 
     def _rank_leaf(self, node: Node, standing: Standing) -> Rank:
-        age = self._ages.get(id(node), 1.0) if self._uses_age else 0.0
+        age = 0.0
+        if self._uses_age:
+            age = 1 - bisect_left(self._times, node.last_access_time) / max(1, len(self._times) - 1)
         return self._policy.rank(
             Leaf(
                 standing=standing,

@@ -109,7 +109,7 @@ class Guard:
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._sample = 0
         self._prompt_s = 0.0
-        self._running: dict[Hashable, list[int]] = {}
+        self._running: dict[Hashable, tuple[list[int], bool, int]] = {}
         self._balance_s = 0.0
         self._lru_s = 0.0
 
@@ -124,7 +124,14 @@ class Guard:
         return len(self._running)
 
     def started(
-        self, key: Hashable, digests: Sequence[int], *, device_hit: int, host_hit: int, memory: MemoryView
+        self,
+        key: Hashable,
+        digests: Sequence[int],
+        *,
+        device_hit: int,
+        host_hit: int,
+        memory: MemoryView,
+        rest_tokens: int = 0,
     ) -> None:
         """Compare one prompt's hits with those LRU would have had, as its request starts to run.
 
@@ -134,6 +141,7 @@ class Guard:
             device_hit: its tokens found on the device.
             host_hit: its tokens behind those found on host or storage.
             memory: what there is.
+            rest_tokens: its tokens behind the last full unit.
         """
         unit = self._unit_tokens
         if not self._sample:
@@ -143,14 +151,15 @@ class Guard:
         held = [digests[index] for index in sampled]
         if len(self._running) >= _MAX_RUNNING:
             self.ended(next(iter(self._running)), (), memory=memory)
-        self._running[key] = held
+        self._running[key] = held, bool(digests) and not digests[-1] % self._sample, rest_tokens
         prompt_s = self._costs.compute_s(0, len(digests) * unit)
         self._prompt_s += _PROMPT_WEIGHT * (prompt_s - self._prompt_s) if self._prompt_s else prompt_s
         device, host = self._capacities(memory)
         group = max(1, memory.chunk_tokens // (unit * self._sample))
-        self._device.hold(held, device, group)
+        rest = rest_tokens / (unit * self._sample)
+        self._device.hold(held, device, group, rest)
         if host:
-            self._host.hold(held, host, group)
+            self._host.hold(held, host, group, rest)
         self._remember(held)
         missed_tokens = max(0, len(digests) * unit - device_hit)
         self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
@@ -184,16 +193,29 @@ class Guard:
         while len(seen) > _MAX_SEEN:
             seen.popitem(last=False)
 
-    def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView) -> None:
-        """A request has ended, or was retracted or given up; ``digests`` are those of all it leaves in the cache."""
-        held = self._running.pop(key, None)
-        if held is None:
+    def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView, rest_tokens: int = 0) -> None:
+        """A request has ended, or was retracted or given up.
+
+        Args:
+            key: which one.
+            digests: of the full units of all it leaves in the cache; its prompt's may be left out if it adds nothing.
+            memory: what there is.
+            rest_tokens: what it leaves behind the last full unit.
+        """
+        started = self._running.pop(key, None)
+        if started is None:
             return
+        held, tip_sampled, held_rest_tokens = started
         added = [digest for digest in digests if not digest % self._sample][len(held) :]
-        device, host = self._capacities(memory)
-        self._device.release(held, added, device)
+        if digests:
+            tip_sampled = not digests[-1] % self._sample
+        else:
+            rest_tokens = held_rest_tokens
+        unit, (device, host) = self._unit_tokens, self._capacities(memory)
+        held_rest, rest = held_rest_tokens / (unit * self._sample), tip_sampled * rest_tokens / unit
+        self._device.release(held, added, device, held_rest, rest)
         if host:
-            self._host.release(held, added, host)
+            self._host.release(held, added, host, held_rest, rest)
         self._remember(added)
 
     def restart(self) -> None:

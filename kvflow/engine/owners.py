@@ -55,7 +55,7 @@ class Owners:
 
     Attributes:
         end_tokens: position of the node's last token + 1.
-        fixed: roles that hold the node in their fixed prompt.
+        fixed: roles that hold the node in their fixed prompt, or share it among a few of their workflows.
         claims: claims on the node; True where it belongs to the claim's fixed prompt, False in its dynamic tail.
         superseded: it was part of a state that a newer one has replaced.
         rank: cached rank, valid while ``rank_version`` equals the version of the clock.
@@ -73,6 +73,10 @@ class Owners:
         """Duplicate for the upper half of a split node, which ends at ``end_tokens``."""
         marks = {role: FixedMark(mark.stamp, mark.first, mark.gap, mark.shared) for role, mark in self.fixed.items()}
         return Owners(end_tokens, marks, dict(self.claims), self.superseded, _prune_at=self._prune_at)
+
+    def fixed_roles(self) -> list[Role]:
+        """Roles whose fixed prompt covers the node."""
+        return [role for role, mark in self.fixed.items() if mark.share(role) >= _COMMON]
 
     def shared_with(self, claim: Claim) -> bool:
         """Whether other workflows have used the node for the same agent."""
@@ -163,7 +167,7 @@ class Owners:
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,
             pinned=pinned,
-            retired=not self.superseded and all(map(_for_good, self.claims)) and not self._current(),
+            retired=not self.superseded and all(map(_for_good, self.claims)) and not self._wanted(),
             superseded=self.superseded,
             rate_hz=rate_hz,
             next_s=next_s,
@@ -177,9 +181,9 @@ class Owners:
         mark = self.fixed.get(claim.role)
         return mark is not None and mark.share(claim.role) > 0
 
-    def _current(self) -> bool:
-        """Whether some role's workflows will want the node whoever they are."""
-        return any(mark.share(role) > 0 for role, mark in self.fixed.items())
+    def _wanted(self) -> bool:
+        """Whether some role's workflows will want the node whoever they are, or one that lives may still use it."""
+        return any(mark.share(role) > 0 or (mark.shared and role.claims) for role, mark in self.fixed.items())
 
 
 def _for_good(claim: Claim) -> bool:

@@ -24,7 +24,7 @@ def residency(cache: KvflowRadixCache) -> dict[str, Any]:
         tiers = [tier for tier, there in (("device", not node.evicted), ("host", node.backuped)) if there]
         for tier in tiers:
             by_class[f"{tier}/{core.class_of(node).name.lower()}"] += tokens
-            for role in node.owners.fixed if node.owners is not None else ():
+            for role in node.owners.fixed_roles() if node.owners is not None else ():
                 fixed.setdefault(role.agent, Counter())[tier] += tokens
     return {
         "nodes": nodes,

@@ -228,7 +228,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         if getattr(req, "_kvflow_watched", None) == req.retraction_count:
             return
         req._kvflow_watched = req.retraction_count
-        self.trust.started(req.rid, self._digests(req), _hits(req), self.memory())
+        rest_tokens = len(req.origin_input_ids) % self.tree_core.unit_tokens
+        self.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest_tokens)
 
     def _leave(self, req: Any, checkpointed: bool) -> None:
         """A request gives its memory back: answered, aborted, or to start again later."""
@@ -241,11 +242,13 @@ class KvflowRadixCache(UnifiedRadixCache):
                 if self._in_use[unit] <= 0:
                     del self._in_use[unit]
         whole: list[int] = []
+        rest_tokens = 0
         if checkpointed:
             tokens = req.full_untruncated_fill_ids[: req.owned_kv_len()]
             whole = digests(tokens, _namespace(req), self.tree_core.unit_tokens, known=prompt)
             self.accounting.cached(whole[len(prompt) :])
-        self.trust.ended(req.rid, whole, self.memory())
+            rest_tokens = len(tokens) % self.tree_core.unit_tokens
+        self.trust.ended(req.rid, whole, self.memory(), rest_tokens)
 
     def _digests(self, req: Any) -> list[int]:
         """Digests of a request's prompt, computed once."""
@@ -307,10 +310,11 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.coordinator.tag(claim, path, fixed_tokens, first=first)
 
     def _answered(self, req: Any) -> None:
-        """Let the claim of a request know that it is over, unless it was retracted and starts again later."""
+        """Let the claim of a request know that it is over, or was retracted and starts again later."""
         claim = claim_of(req)
-        if claim is not None and req.finished():
-            self.coordinator.answered(claim)
+        if claim is not None:
+            tell = self.coordinator.answered if req.finished() else self.coordinator.retracted
+            tell(claim)
 
     def _path(self, req: Any) -> list[tuple[Any, int]]:
         """Nodes of a request's path with the position where each ends, deepest first."""

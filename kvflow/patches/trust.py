@@ -57,7 +57,9 @@ class Trust:
         else:
             self._guard.restart()
 
-    def started(self, rid: str, digests: Sequence[int], hits: Mapping[Tier, int], memory: MemoryView) -> None:
+    def started(
+        self, rid: str, digests: Sequence[int], hits: Mapping[Tier, int], memory: MemoryView, rest_tokens: int = 0
+    ) -> None:
         """A request has been given its memory; ``hits`` are the tokens it found per tier."""
         if self._policy != self._coordinator.policy:
             self.restart()
@@ -66,14 +68,21 @@ class Trust:
             return
         trusted = guard.active
         elsewhere = hits[Tier.HOST] + hits[Tier.STORAGE]
-        guard.started(rid, digests, device_hit=hits[Tier.DEVICE], host_hit=elsewhere, memory=memory)
+        guard.started(
+            rid,
+            digests,
+            device_hit=hits[Tier.DEVICE],
+            host_hit=elsewhere,
+            memory=memory,
+            rest_tokens=rest_tokens,
+        )
         if guard.active != trusted:
             self._tell(guard)
 
-    def ended(self, rid: str, digests: Sequence[int], memory: MemoryView) -> None:
+    def ended(self, rid: str, digests: Sequence[int], memory: MemoryView, rest_tokens: int = 0) -> None:
         """A request has given its memory back; ``digests`` are those of what it leaves in the cache."""
         if self._guard is not None:
-            self._guard.ended(rid, digests, memory=memory)
+            self._guard.ended(rid, digests, memory=memory, rest_tokens=rest_tokens)
 
     def clear(self) -> None:
         """The cache has been flushed."""

@@ -125,7 +125,7 @@ class OracleBrain:
     def reach(self, thread: Thread, *, asking: bool = False) -> None:
         """Say when each context of the thread is used next."""
         uses: dict[str, list[tuple[float, float]]] = {}
-        for agent, asked_s, answered_s in self._calls(thread):
+        for agent, asked_s, answered_s in self._calls(thread, asking=asking):
             uses.setdefault(agent, []).append((asked_s, answered_s))
         claims = []
         for index, (agent, times) in enumerate(uses.items()):
@@ -137,13 +137,14 @@ class OracleBrain:
             WorkflowUpdate(workflow_id=thread.workflow_id, workflow_type=thread.workflow_type, claims=tuple(claims))
         )
 
-    def _calls(self, thread: Thread) -> Iterator[tuple[str, float, float]]:
-        """The calls that come: agent, when it asks, and when it is answered."""
+    def _calls(self, thread: Thread, *, asking: bool) -> Iterator[tuple[str, float, float]]:
+        """The calls that come: agent, when it asks, and when it is answered; the first asks now if ``asking``."""
         at_s = self._env.now
         tools_s = dict(thread.tools_s)
         for event in thread.events[thread.position : thread.position + _LOOK_AHEAD_EVENTS]:
             if isinstance(event, LLMCall):
-                asked_s = at_s + thread.delay_s(event)
+                asked_s = at_s if asking else at_s + thread.delay_s(event)
+                asking = False
                 at_s = asked_s + event.output_tokens * self._profile.decode_step_s
                 yield event.agent, asked_s, at_s
             elif isinstance(event, ToolStart):

@@ -46,6 +46,7 @@ class _Run:
         contexts: prompt with answer of every call so far.
         tips: node where a call's context ended.
         threads: processes of spawned threads.
+        pending: what other threads wait for: calls that have not been answered.
     """
 
     program: Program
@@ -54,6 +55,7 @@ class _Run:
     contexts: dict[str, Context] = field(default_factory=dict)
     tips: dict[str, Node | None] = field(default_factory=dict)
     threads: dict[str, simpy.Process] = field(default_factory=dict)
+    pending: dict[str, simpy.Event] = field(default_factory=dict)
 
 
 class Clients:
@@ -83,9 +85,8 @@ class Clients:
             began_s = self._env.now
             self._brain.begin(program)
             yield from self._thread(run, MAIN_THREAD, run.workflow_id, program.start.type[:_NAME_CHARS])
-            for thread in run.threads.values():
-                if thread.is_alive:
-                    yield thread
+            while alive := [thread for thread in run.threads.values() if thread.is_alive]:
+                yield alive[0]
             self._say(StepFact(workflow_id=run.workflow_id, agent=END))
             self.completion_s.append(self._env.now - began_s)
 
@@ -144,6 +145,8 @@ class Clients:
         if delay_s:
             yield self._env.timeout(delay_s)
         base = call.prompt.base
+        while base is not None and base not in run.contexts:  # of another thread, which is late
+            yield run.pending.setdefault(base, self._env.event())
         before = run.contexts[base] if base is not None else self._pager.empty()
         prompt = self._pager.extend(before, call.prompt.keep_tokens, call.prompt.add)
         answer = [Piece(call.output, call.output_tokens)] if call.output_tokens else []
@@ -175,6 +178,8 @@ class Clients:
         self.calls += 1
         run.contexts[call.call] = whole
         run.tips[call.call] = request.node
+        if call.call in run.pending:
+            run.pending.pop(call.call).succeed()
 
     def _kept(self, tip: Node | None, keep_tokens: int) -> Node | None:
         """The deepest node that the kept part of a context covers, from the node at which the context ended."""

@@ -258,6 +258,7 @@ class Server:
                 device_hit=hits["device"],
                 host_hit=hits["host"],
                 memory=self._view(request),
+                rest_tokens=request.prompt.tokens % self._accounting.unit_tokens,
             )
 
     def _view(self, starting: Request | None = None) -> MemoryView:
@@ -349,6 +350,7 @@ class Server:
         request.generated += generated
         self.times.retractions += 1
         request.node, request.watched = None, False
+        self._coordinator.retracted(request.claim)
         if self._guard is not None:
             self._guard.ended(request, (), memory=self._view())
         self._waiting.insert(0, request)
@@ -374,7 +376,8 @@ class Server:
         self._coordinator.answered(request.claim)
         self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
         if self._guard is not None:
-            self._guard.ended(request, request.whole.digests, memory=self._view())
+            rest_tokens = request.whole.tokens % self._accounting.unit_tokens
+            self._guard.ended(request, request.whole.digests, memory=self._view(), rest_tokens=rest_tokens)
         request.done.succeed(True)
 
 

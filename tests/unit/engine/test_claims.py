@@ -355,6 +355,8 @@ def test_what_was_everybodys_leaves_once_nobody_uses_it_any_more(coordinator: Co
         retire(coordinator, f"new{number}")
     announce(coordinator, "next", {"critic": 2})
     assert class_of(coordinator, new) is EvictionClass.FIXED
+    assert class_of(coordinator, old) is EvictionClass.UNCLAIMED
+    retire(coordinator, "next")
     assert class_of(coordinator, old) is EvictionClass.RETIRED
 
 

@@ -94,7 +94,7 @@ def test_waiting_requests_teach_how_long_the_queue_is() -> None:
     coordinator, nodes = Coordinator("cost"), leaves(1)
     coordinator.tick(10.0)
     for turn in range(100):
-        predict(coordinator, nodes[0], f"w{turn}", since_s=8.0)
+        predict(coordinator, nodes[0], f"w{turn}", since_s=8.0, pause_s=1.0)
     assert coordinator.claims.clock.queue_s == pytest.approx(2.0, rel=0.01)
 
 
