@@ -27,7 +27,8 @@ class Forecaster:
         pace: how long agents' steps take.
         survival: whether contexts are used again, by how often they have been.
         endings: the same, by the tool that was called last.
-        queue_s: Continuum's T, the mean queueing delay of requests, as far as anyone has told.
+        queue_s: Continuum's T, the mean queueing delay, as far as anyone has told: the simulator of requests whose
+            context was gone, SGLang's schedulers of all.
         reload_s: mean time to bring back a context that was evicted.
     """
 

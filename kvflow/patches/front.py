@@ -210,7 +210,9 @@ class Front:
                 waits = [answer.data for answer in await self.ask("waits") if not answer.error]
                 if waits:
                     self.plane.forecaster.queue_s = fmean(each["queue_s"] for each in waits)
-                    self.plane.forecaster.reload_s = fmean(each["reload_s"] for each in waits)
+                loads_s = [each["reload_s"] for each in waits if each["reload_s"] is not None]
+                if loads_s:
+                    self.plane.forecaster.reload_s = fmean(loads_s)
             except ServerUnavailableError:
                 logger.debug("the schedulers are too busy to say how long requests wait")
             except Exception:

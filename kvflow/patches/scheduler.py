@@ -78,11 +78,11 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
 
 
 def _waits(cache: KvflowRadixCache) -> dict[str, Any]:
-    """What Continuum's TTL needs to know of this server: how long requests wait, and how long loads take."""
+    """What Continuum's TTL needs to know of this server: how long requests wait, and how long loads take, if any."""
     counters = cache.accounting.counters
     return {
         "queue_s": cache.coordinator.claims.clock.queue_s,
-        "reload_s": counters.load_back_s / counters.load_backs if counters.load_backs else 0.0,
+        "reload_s": counters.load_back_s / counters.load_backs if counters.load_backs else None,
     }
 
 

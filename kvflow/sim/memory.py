@@ -7,7 +7,7 @@ from simpy.events import ProcessGenerator
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
 from kvflow.engine.guard import MemoryView
-from kvflow.sim.node import Node, backed_up
+from kvflow.sim.node import Node
 from kvflow.sim.profile import Profile
 from kvflow.sim.tree import RadixTree
 
@@ -17,7 +17,7 @@ class Memory:
 
     Args:
         device_tokens, host_tokens, storage_tokens: capacity per tier; 0 for none.
-        trust: tells how far prediction is trusted; None trusts it fully.
+        guard: tells how far prediction is trusted; None trusts it fully.
     """
 
     def __init__(
@@ -181,6 +181,3 @@ def _between(node: Node, start_pages: int) -> list[Node]:
         nodes.append(current)
         current = current.parent
     return nodes
-
-
-__all__ = ["Memory", "backed_up"]

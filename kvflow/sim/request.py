@@ -21,7 +21,7 @@ class Request:
         whole: the context with the answer.
         output_tokens: length of the answer.
         order: place in program order; lower first if admission goes by workflow.
-        near: node where the thread's previous request ended.
+        near: deepest node known to be on its path, from an earlier request of its program.
         done: succeeds with the answer.
         node: deepest node of its own in the tree, locked.
         computed: tokens of the prompt (and of the answer, after a retraction) that are on the device.

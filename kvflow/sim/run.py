@@ -15,7 +15,8 @@ from kvflow.policy import ORACLES
 from kvflow.sim.brains import LearnedBrain, OracleBrain, SilentBrain
 from kvflow.sim.client import Clients, Waits
 from kvflow.sim.context import Pager
-from kvflow.sim.memory import Memory, backed_up
+from kvflow.sim.memory import Memory
+from kvflow.sim.node import backed_up
 from kvflow.sim.ports import Brain
 from kvflow.sim.profile import Profile
 from kvflow.sim.server import Admission, Server

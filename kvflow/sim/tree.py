@@ -166,11 +166,6 @@ class RadixTree:
                 self._classify(current)
             current = current.parent
 
-    def lock_host(self, node: Node, change: int) -> None:
-        """Keep a node (``change`` 1), or no longer (-1), on the host while it is loaded."""
-        node.host_locks += change
-        self._classify(node)
-
     def set_host(self, node: Node) -> None:
         """A copy of the node has arrived on the host."""
         if not node.on_host:
@@ -305,8 +300,6 @@ class RadixTree:
         child.parent = upper
         self.nodes += 1
         self._coordinator.split(upper, child)
-        if child.host_locks:
-            upper.host_locks = child.host_locks
         self._classify(upper)
         self._classify(child)
         return upper
