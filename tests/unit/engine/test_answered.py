@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
 from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine.owners import Owners
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+
+@dataclass(eq=False)
+class Leaf:
+    owners: Owners | None = None
+    key: range = range(64)
+    parent: Any = None
+    last_access_time: float = 0.0
+    hit_count: int = 0
+    backuped: bool = False
+    evicted: bool = False
+
 
 CLAIM = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
 
@@ -62,6 +78,36 @@ def test_the_same_prediction_again_starts_the_request_anew(coordinator: Coordina
     asking(coordinator, pause_s=4.0)
     coordinator.answered(CLAIM)
     asking(coordinator, pause_s=4.0)
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    assert held.likelihood == 1.0
+
+
+def test_a_request_with_its_memory_is_not_waited_for(coordinator: Coordinator) -> None:
+    """However long it runs: its role's other nodes do not become urgent by that."""
+    asking(coordinator, pause_s=4.0)
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
+    coordinator.tick(1000.0)
+    clock = coordinator.claims.clock
+    assert held.likelihood == 0.5
+    assert held.next_s(clock) == pytest.approx(4.0 + clock.queue_s, abs=0.1)
+    assert held.role.outlook(clock)[1] < 1.0
+
+
+def test_a_retracted_request_is_waited_for_again(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=4.0)
+    coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
+    coordinator.retracted(CLAIM)
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    assert held.likelihood == 1.0
+
+
+def test_a_second_request_of_the_agent_is_waited_for(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=None)
+    coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
     held = coordinator.claims.claim("w", "t", "a")
     assert held is not None
     assert held.likelihood == 1.0

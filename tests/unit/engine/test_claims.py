@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine.claims import Role
 from kvflow.engine.owners import Owners
 from kvflow.errors import ConfigError
 from kvflow.policy import EvictionClass
@@ -387,3 +388,56 @@ def test_what_ended_workflows_leave_is_kept_like_the_unclaimed_once_others_have_
     visit(coordinator, "w", alone)
     retire(coordinator, "w")
     assert class_of(coordinator, alone) is EvictionClass.UNCLAIMED
+
+
+def role_of(coordinator: Coordinator, agent: str = "critic") -> Role:
+    return coordinator.claims.role("review", agent)
+
+
+def test_tails_that_were_evicted_before_anyone_could_extend_them_teach_nothing(coordinator: Coordinator) -> None:
+    for _ in range(10):
+        tail = FakeNode()
+        visit(coordinator, "w", tail)
+        tail.evicted, tail.owners = True, None
+    role = role_of(coordinator)
+    assert (role.tails_reused, role.tails_wasted) == (0, 0)
+    assert role.reuses_tails
+
+
+def test_tails_that_were_there_and_not_extended_are_waste(coordinator: Coordinator) -> None:
+    for _ in range(10):
+        visit(coordinator, "w", FakeNode())
+    assert role_of(coordinator).tails_wasted == 9
+    assert not role_of(coordinator).reuses_tails
+
+
+def test_a_flush_teaches_nothing(coordinator: Coordinator) -> None:
+    for number in range(5):
+        visit(coordinator, f"w{number}", FakeNode())
+    coordinator.flushed()
+    for number in range(5):
+        visit(coordinator, f"w{number}", FakeNode())
+    assert role_of(coordinator).tails_wasted == 0
+    coordinator.flushed()
+    for number in range(5):
+        retire(coordinator, f"w{number}")
+    assert role_of(coordinator).ended_tokens == 0
+
+
+def test_what_is_shared_counts_once_as_found_again(coordinator: Coordinator) -> None:
+    task = FakeNode()
+    for number in range(30):
+        visit(coordinator, f"w{number}", task, *(FakeNode() for _ in range(9)))
+        retire(coordinator, f"w{number}")
+    assert role_of(coordinator).revived_tokens == len(task.key)
+    assert role_of(coordinator).ends_for_good
+
+
+def test_a_node_that_live_workflows_share_does_not_leave_like_what_has_ended(coordinator: Coordinator) -> None:
+    old = FakeNode()
+    for name in ("w1", "w2", "w3"):
+        visit(coordinator, name, old)
+    retire(coordinator, "w1")
+    for number in range(20):
+        visit(coordinator, f"new{number}", FakeNode())
+    assert class_of(coordinator, old) is EvictionClass.UNCLAIMED

@@ -123,3 +123,12 @@ def test_without_trust_every_order_is_recency(policy: str) -> None:
 def test_without_claims_every_order_is_recency(policy: str) -> None:
     coordinator, nodes = Coordinator(policy), leaves(16)
     assert order(coordinator, nodes) == list(range(16))
+
+
+def test_a_leaf_that_appears_during_a_round_is_as_old_as_its_last_use() -> None:
+    coordinator, nodes = Coordinator("saga"), leaves(5)
+    parent = nodes.pop()  # newer than all others
+    for name, node in enumerate([*nodes, parent]):
+        predict(coordinator, node, str(name), due_s=10.0)
+    coordinator.open_round(nodes)
+    assert coordinator.priority(parent) > max(coordinator.priority(node) for node in nodes)

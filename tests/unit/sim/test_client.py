@@ -10,7 +10,7 @@ from kvflow.sim import load_profile
 from kvflow.sim.context import Context
 from kvflow.sim.run import SimResult, SimSettings, simulate
 from kvflow.sim.tree import Node, RadixTree
-from kvflow.trace import LLMCall, Piece, Program, Prompt, WorkflowStart
+from kvflow.trace import LLMCall, Piece, Program, Prompt, Spawn, WorkflowStart
 
 PAGE = SimSettings(device_tokens=0).page_tokens
 
@@ -74,3 +74,32 @@ def test_searching_from_the_last_prompt_finds_what_searching_from_the_root_does(
         lengths.append((keep_tokens if base else 0) + sum(tokens for _, tokens in added) + PAGE + 1)
     result = run(calls, device_tokens=max(lengths) + 40 * PAGE, policy=policy)
     assert result.calls == len(calls)
+
+
+def in_thread(thread: str, made: LLMCall) -> LLMCall:
+    return made.model_copy(update={"thread": thread})
+
+
+def test_threads_that_nobody_joins_end_before_their_program() -> None:
+    threads = {
+        "main": [Spawn(workflow="w", child="a")],
+        "a": [in_thread("a", call("1", [("slow", 200 * PAGE)])), Spawn(workflow="w", thread="a", child="b")],
+        "b": [in_thread("b", call("2", [("late", 20 * PAGE)]))],
+    }
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads=threads, ended=True)
+    result = simulate([program], load_profile("h200"), SimSettings(policy="cost", device_tokens=100_000, concurrency=1))
+    assert (result.calls, result.workflows) == (2, 1)
+
+
+def test_a_prompt_that_goes_on_from_another_threads_waits_for_it() -> None:
+    threads = {
+        "main": [
+            Spawn(workflow="w", child="a"),
+            call("2", [("more", 5 * PAGE)], base="1", keep_tokens=10 * PAGE),
+        ],
+        "a": [in_thread("a", call("1", [("task", 10 * PAGE)]))],
+    }
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads=threads, ended=True)
+    result = simulate([program], load_profile("h200"), SimSettings(policy="lru", device_tokens=100_000, concurrency=1))
+    assert result.calls == 2
+    assert found_tokens(result) == 10 * PAGE
