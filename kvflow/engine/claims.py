@@ -198,14 +198,10 @@ class Claim:
             clock.version += 1
 
     def settle_tail(self, *, reused: bool) -> None:
-        """Enter into experience whether the latest tail was extended by a later prompt.
-
-        A tail that has been evicted meanwhile could not be: that says nothing.
-        """
+        """Enter into experience whether the latest tail was extended by a later prompt."""
         if self.tail_pending:
             self.tail_pending = False
-            if reused or (self.tip is not None and (self.tip.backuped or not self.tip.evicted)):
-                self.role.settle_tail(reused=reused)
+            self.role.settle_tail(reused=reused)
 
     def set(self, prediction: ClaimPrediction | None) -> bool:
         """Take over a prediction, None if there is none any more; tells whether anything changed."""

@@ -36,6 +36,10 @@ def _on_host(node: Node) -> bool:
     return node.backuped and not node.evicted
 
 
+def _on_device_or_host(node: Node) -> bool:
+    return node.backuped or not node.evicted
+
+
 class Coordinator:
     """Keeps the claims on radix nodes and ranks nodes by the active policy.
 
@@ -49,6 +53,7 @@ class Coordinator:
         costs: ServingCosts | None = None,
         *,
         backed_up: Callable[[Node], bool] = _on_host,
+        cached: Callable[[Node], bool] = _on_device_or_host,
     ) -> None:
         """Start without any claim.
 
@@ -56,6 +61,7 @@ class Coordinator:
             policy: name of the eviction order.
             costs: what hits save on this model and machine.
             backed_up: whether the tier below the one a node would leave has a copy of it.
+            cached: whether a node is in the cache at all.
 
         Raises:
             ConfigError: the policy does not exist.
@@ -64,6 +70,7 @@ class Coordinator:
         self.boundary = FixedPromptBoundary()
         self.costs = costs or ServingCosts()
         self._backed_up = backed_up
+        self._cached = cached
         self._cutoff = math.inf
         self._times: list[float] = []
         self.set_policy(policy)
@@ -150,9 +157,11 @@ class Coordinator:
         self._tag_tail(held, path, fixed_tokens)
         self._tag_fixed(held, path, fixed_tokens)
 
-    @staticmethod
-    def _learn(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
-        """See which dynamic tails this prompt has extended, and what of ended workflows it has found."""
+    def _learn(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
+        """See which dynamic tails this prompt has extended, and what of ended workflows it has found.
+
+        Its own last tail was not extended if it is still there; one that has been evicted could not be.
+        """
         for node, end in path:
             if end <= fixed_tokens:
                 break
@@ -168,7 +177,9 @@ class Coordinator:
                 role.settle_end(revived_tokens=len(node.key))
             if held in node.owners.claims:
                 break
-        held.settle_tail(reused=False)
+        if held.tip is not None and self._cached(held.tip):
+            held.settle_tail(reused=False)
+        held.tail_pending = False
 
     @staticmethod
     def _shared_tokens(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> int:

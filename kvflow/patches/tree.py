@@ -88,7 +88,8 @@ class KvflowTreeCore(UnifiedTreeCore):
         settings = config.load()
         require_servable(settings.eviction.policy)
         self.unit_tokens = unit_tokens(params.page_size)
-        self.coordinator = Coordinator(settings.eviction.policy, ServingCosts(**settings.costs.model_dump()))
+        costs = ServingCosts(**settings.costs.model_dump())
+        self.coordinator = Coordinator(settings.eviction.policy, costs, cached=self._has)
         self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
         super().__init__(params, components)
@@ -98,6 +99,13 @@ class KvflowTreeCore(UnifiedTreeCore):
         node: Any = super()._new_node(priority)
         node.owners = None
         return node
+
+    def _has(self, node: Any) -> bool:
+        """Whether a node is in the tree; one that was removed keeps its values."""
+        try:
+            return self.node_by_id(node.id) is node
+        except KeyError:
+            return False
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         result: Any = super()._split_node(key, child, split_len)
