@@ -37,7 +37,7 @@ class Arm:
 
 ARMS = (
     Arm(name="sglang hicache lru", policy="lru", kvflow=False),
-    Arm(name="kvflow steps", policy="steps", kvflow=True, flags=("--enable-kvflow", "--kvflow-policy", "steps")),
+    Arm(name="kvflow", policy="cost", kvflow=True, flags=("--enable-kvflow",)),
 )
 
 
