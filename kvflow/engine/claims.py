@@ -179,10 +179,10 @@ class Claim:
 
     def next_s(self, clock: Clock) -> float:
         """Seconds until the context is used again, the wait for its turn included."""
-        if self.since_s is not None:
-            if self.placed and self.pause_s is not None:
-                return self.pause_s + clock.queue_s + _SOON_S
+        if self.since_s is not None and self.waited_for:
             return clock.until(self.since_s + clock.queue_s)  # by arrival, as the queue is
+        if self.since_s is not None:
+            return (self.pause_s or 0.0) + clock.queue_s + _SOON_S
         if self.due_s is not None:
             return clock.until(self.due_s + clock.queue_s)
         return (self.steps or 0.0) * _STEP_S + _SOON_S
