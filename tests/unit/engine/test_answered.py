@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine.claims import Claim
 from kvflow.engine.owners import Owners
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
@@ -31,6 +32,12 @@ def asking(coordinator: Coordinator, *, pause_s: float | None, probability: floa
     coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=(prediction,)))
 
 
+def held_by(coordinator: Coordinator) -> Claim:
+    held = coordinator.claims.claim("w", "t", "a")
+    assert held is not None
+    return held
+
+
 @pytest.fixture
 def coordinator() -> Coordinator:
     coordinator = Coordinator("cost")
@@ -40,16 +47,14 @@ def coordinator() -> Coordinator:
 
 def test_a_request_under_way_is_a_certain_use(coordinator: Coordinator) -> None:
     asking(coordinator, pause_s=4.0)
-    held = coordinator.claims.claim("w", "t", "a")
-    assert held is not None
+    held = held_by(coordinator)
     assert held.likelihood == 1.0
 
 
 def test_after_the_answer_the_pause_begins(coordinator: Coordinator) -> None:
     asking(coordinator, pause_s=4.0)
     coordinator.answered(CLAIM)
-    held = coordinator.claims.claim("w", "t", "a")
-    assert held is not None
+    held = held_by(coordinator)
     assert held.likelihood == 0.5
     assert held.next_s(coordinator.claims.clock) == pytest.approx(4.0, abs=0.1)
 
@@ -64,8 +69,7 @@ def test_an_answer_changes_ranks(coordinator: Coordinator) -> None:
 def test_other_requests_under_way_keep_it_in_use(coordinator: Coordinator) -> None:
     asking(coordinator, pause_s=None)
     coordinator.answered(CLAIM)
-    held = coordinator.claims.claim("w", "t", "a")
-    assert held is not None
+    held = held_by(coordinator)
     assert held.since_s == 1.0
 
 
@@ -78,16 +82,14 @@ def test_the_same_prediction_again_starts_the_request_anew(coordinator: Coordina
     asking(coordinator, pause_s=4.0)
     coordinator.answered(CLAIM)
     asking(coordinator, pause_s=4.0)
-    held = coordinator.claims.claim("w", "t", "a")
-    assert held is not None
+    held = held_by(coordinator)
     assert held.likelihood == 1.0
 
 
 def test_a_request_with_its_memory_is_not_waited_for(coordinator: Coordinator) -> None:
     """However long it runs: its role's other nodes do not become urgent by that."""
     asking(coordinator, pause_s=4.0)
-    held = coordinator.claims.claim("w", "t", "a")
-    assert held is not None
+    held = held_by(coordinator)
     coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
     coordinator.tick(1000.0)
     clock = coordinator.claims.clock
@@ -100,14 +102,12 @@ def test_a_retracted_request_is_waited_for_again(coordinator: Coordinator) -> No
     asking(coordinator, pause_s=4.0)
     coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
     coordinator.retracted(CLAIM)
-    held = coordinator.claims.claim("w", "t", "a")
-    assert held is not None
+    held = held_by(coordinator)
     assert held.likelihood == 1.0
 
 
 def test_a_second_request_of_the_agent_is_waited_for(coordinator: Coordinator) -> None:
     asking(coordinator, pause_s=None)
     coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
-    held = coordinator.claims.claim("w", "t", "a")
-    assert held is not None
+    held = held_by(coordinator)
     assert held.likelihood == 1.0
