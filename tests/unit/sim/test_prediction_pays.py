@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
 
-from kvflow.policy import CostPolicy, Leaf, Rank
-from kvflow.policy import registry as policy_registry
+from bench.adversaries import ADVERSARIES, registered
 from kvflow.sim import SimResult, SimSettings, load_profile, simulate
 from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
 
@@ -39,40 +39,10 @@ def run(kind: str, policy: str, *, device: float = 0.4, host: float = 0.4, guard
     return simulate(workload(kind), load_profile("a100"), settings)
 
 
-class Adversary(CostPolicy):
-    """Wrong in the worst way: keeps what is used last."""
-
-    name = "inverted"
-
-    def rank(self, leaf: Leaf) -> Rank:
-        cls, value = super().rank(leaf)
-        return (-cls, -value)
-
-
-class Gambler(CostPolicy):
-    """As good as no prediction at all."""
-
-    name = "random"
-
-    def rank(self, leaf: Leaf) -> Rank:
-        return (0.0, float(hash((leaf.standing.end_tokens, leaf.tokens)) % 9973))
-
-
-class Hostage(CostPolicy):
-    """One context in seven has talked everybody into keeping it for ever."""
-
-    name = "hostile"
-
-    def rank(self, leaf: Leaf) -> Rank:
-        if leaf.standing.context_tokens % 7 == 0:
-            return (9.0, 0.0)
-        return super().rank(leaf)
-
-
 @pytest.fixture
-def adversaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for adversary in (Adversary, Gambler, Hostage):
-        monkeypatch.setitem(policy_registry.POLICIES, adversary.name, lambda costs, make=adversary: make(costs))
+def adversaries() -> Iterator[None]:
+    with registered():
+        yield
 
 
 def test_cost_closes_most_of_the_gap_to_the_oracle_where_there_is_a_host_tier() -> None:
@@ -94,7 +64,7 @@ def test_cost_does_not_lose_to_lru(kind: str, host: float) -> None:
 
 
 @pytest.mark.usefixtures("adversaries")
-@pytest.mark.parametrize("policy", ["inverted", "random", "hostile"])
+@pytest.mark.parametrize("policy", sorted(ADVERSARIES.keys() - {"mru"}))
 @pytest.mark.parametrize("kind", ["react", "loop"])
 @pytest.mark.parametrize("host", [0.0, 0.4])
 def test_the_guard_bounds_what_wrong_predictions_cost(kind: str, policy: str, host: float) -> None:

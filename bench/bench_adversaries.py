@@ -1,0 +1,185 @@
+"""What the guard lets wrong predictions cost, on every trace of a folder, in simulation.
+
+Orders made to do harm (`adversaries.py`) run under the guard beside LRU; so does LRU itself, which shows the guard's
+own error. Results go to a JSON file after every source, and what is in it already is not simulated again;
+docs/guard.md is made from it.
+
+Usage: python bench/bench_adversaries.py DATA [--sources swe tau] [--seeds 2] [--calls 400] [--jobs 2]
+       python bench/bench_adversaries.py --page      only write docs/guard.md again
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import bench_simulate  # noqa: E402
+from adversaries import ADVERSARIES, GuardedLRU, registered  # noqa: E402
+
+from kvflow.cli.circumstances import circumstances  # noqa: E402
+from kvflow.errors import TraceError  # noqa: E402
+from kvflow.sim import load_profile  # noqa: E402
+from kvflow.sim.compare import BASELINE, Plan, Run, compare  # noqa: E402
+from kvflow.sim.workload import read_workload  # noqa: E402
+
+RESULT = HERE / "results" / "adversaries.json"
+PAGE = HERE.parent / "docs" / "guard.md"
+CONCURRENCY = 12
+POLICIES = (GuardedLRU.name, *ADVERSARIES)
+MEASURES = ("recomputed_tokens", "lost_s")
+LEAST_RECOMPUTED = 0.001
+"""Of all prompt tokens: a ratio to less than that says nothing."""
+INTRO = """\
+# What wrong predictions cost
+
+Made by `bench/bench_adversaries.py` from `bench/results/adversaries.json`; do not edit. How the guard works is said in
+[eviction.md](eviction.md), who these adversaries are in `bench/adversaries.py`. Each is what the server believes for
+the whole run, on every decision.
+
+Numbers are multiples of LRU's, summed over three device sizes and all seeds: first the tokens computed again, then the
+seconds lost to computing again and loading back. `guarded-lru` is LRU under the guard: what differs from 1.00 there is
+the guard's own error. **Bold is above 1.10.** A dash: LRU computes less than 0.1 % of all prompt tokens again, which a
+single prompt doubles.
+"""
+
+
+def main() -> None:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="folder with traces (*.jsonl, *.jsonl.gz) at any depth")
+    parser.add_argument("--sources", nargs="*", default=[""], help="only files whose path has one of these in it")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=400, help="LLM calls per simulation, about; sets the programs")
+    parser.add_argument("--profile", default="h200")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path, default=RESULT)
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    options = parser.parse_args()
+    options.limit = None
+    if not options.page:
+        if options.data is None or not options.data.is_dir():
+            parser.error("give the folder with the traces")
+        with registered():
+            run(options)
+    page = PAGE if options.json == RESULT else options.json.with_suffix(".md")
+    page.write_text(render(json.loads(options.json.read_text())))
+    print(f"written: {page.name}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Simulate what is missing."""
+    settings = {name: getattr(options, name) for name in ("seeds", "calls", "profile")}
+    result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
+    if result.setdefault("settings", settings) != settings:
+        sys.exit(f"{options.json.name} was made with other settings: {result['settings']}; name another file by --json")
+    result |= {"bench": "adversaries", **circumstances()}
+    for name, path in missing(options, result["sources"]):
+        try:
+            measured = simulated(path, options)
+        except TraceError as error:
+            print(f"left out: {name}: {str(error).replace(str(path), path.name).partition(' (')[0]}")
+            continue
+        if measured is not None:
+            result["sources"][name] = {"commit": result["git"]["commit"], "servers": measured}
+            bench_simulate.write(result, options.json)
+            print(f"{name}: " + "; ".join(" ".join(cells) for cells in rows(measured)), flush=True)
+
+
+def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Sources that are not in the result yet."""
+    for path in sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz")):
+        name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
+        if name not in done and any(part in name for part in options.sources):
+            yield name, path
+
+
+def simulated(path: Path, options: argparse.Namespace) -> list[dict[str, Any]] | None:
+    """Every order on the servers of a source, or None if too few of its programs fit."""
+    workload, setups = bench_simulate.fitting(read_workload([path]), options)
+    setups = [setup for setup in setups if setup.concurrency == CONCURRENCY]
+    if len(workload.programs) < CONCURRENCY:
+        print(f"left out: {path.parent.name}: fewer than {CONCURRENCY} programs that fit")
+        return None
+    plan = Plan(
+        profile=load_profile(options.profile),
+        setups=setups,
+        policies=POLICIES,
+        seeds=range(options.seeds),
+        limit=bench_simulate.programs_of(workload, options),
+    )
+    runs = compare(plan, workload, jobs=options.jobs)
+    return [
+        {
+            "device_size": setup.device_size,
+            "host_size": setup.host_size,
+            "prompt_tokens": total(runs, index, BASELINE, "prompt_tokens"),
+            "policies": {
+                policy: {measure: total(runs, index, policy, measure) for measure in (*MEASURES, *guarded(policy))}
+                for policy in (BASELINE, *POLICIES)
+            },
+        }
+        for index, setup in enumerate(setups)
+    ]
+
+
+def guarded(policy: str) -> tuple[str, ...]:
+    """What the guard says itself, of orders it watches."""
+    return () if policy == BASELINE else ("guard_lost_s", "guard_gained_s", "guard_fallbacks", "guard_recoveries")
+
+
+def total(runs: Sequence[Run], setup: int, policy: str, measure: str) -> float:
+    """Sum over the seeds of a server."""
+    chosen = (run for run in runs if run.setup == setup and run.policy == policy)
+    return float(f"{sum(run.measures[measure] for run in chosen):.6g}")
+
+
+def rows(servers: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """Host tier and one cell per order, without and with a host tier."""
+    for host_size in dict.fromkeys(server["host_size"] for server in servers):
+        chosen = [server for server in servers if server["host_size"] == host_size]
+        yield ["–" if host_size == "none" else host_size, *(cell(chosen, policy) for policy in POLICIES)]
+
+
+def cell(servers: Sequence[dict[str, Any]], policy: str) -> str:
+    """Recomputed tokens and lost seconds of an order, as multiples of LRU's."""
+
+    def summed(name: str, measure: str) -> float:
+        return sum(server["policies"][name][measure] for server in servers)
+
+    ratios = [
+        summed(policy, measure) / summed(BASELINE, measure) if summed(BASELINE, measure) else None
+        for measure in MEASURES
+    ]
+    if summed(BASELINE, "recomputed_tokens") < LEAST_RECOMPUTED * sum(server["prompt_tokens"] for server in servers):
+        ratios[0] = None
+    texts = ["–" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+    return " · ".join(
+        f"**{text}**" if ratio is not None and ratio > 1.10 else text for ratio, text in zip(ratios, texts, strict=True)
+    )
+
+
+def render(result: dict[str, Any]) -> str:
+    """The page."""
+    settings, commits = result["settings"], sorted({source["commit"][:8] for source in result["sources"].values()})
+    told = (
+        f"{settings['seeds']} seeds, {CONCURRENCY} programs at a time, about {settings['calls']} LLM calls a "
+        f"simulation, profile {settings['profile']}. Commit {', '.join(commits)}, {result['created'][:10]}."
+    )
+    lines = [INTRO, textwrap.fill(told, 120), "", f"| source | host | {' | '.join(POLICIES)} |"]
+    lines.append(f"|---|---|{'---:|' * len(POLICIES)}")
+    for name, source in sorted(result["sources"].items()):
+        lines += [f"| {name} | {' | '.join(cells)} |" for cells in rows(source["servers"])]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
