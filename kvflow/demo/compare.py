@@ -32,6 +32,20 @@ def identical_tokens(left: Sequence[RoundRecord], right: Sequence[RoundRecord]) 
     return [_outputs(record) for record in left] == [_outputs(record) for record in right]
 
 
+def differing_calls(left: Sequence[RoundRecord], right: Sequence[RoundRecord]) -> list[dict[str, Any]]:
+    """Calls with the same prompt and another answer: where arms that went apart did so, and what was cached there."""
+    found = []
+    for one, other in zip(left, right, strict=True):
+        answers = {step.prompt: step for step in other.steps}
+        for step in one.steps:
+            twin = answers.get(step.prompt)
+            if twin is not None and twin.output != step.output:
+                position = next(n for n, (a, b) in enumerate(zip(step.output, twin.output, strict=True)) if a != b)
+                calls = [call.as_dict() | {"output": call.output} for call in (step, twin)]
+                found.append({"position": position, "prompt": step.prompt, "calls": calls})
+    return found
+
+
 def _outputs(record: RoundRecord) -> dict[tuple[str, str], list[tuple[int, ...]]]:
     outputs: dict[tuple[str, str], list[tuple[int, ...]]] = defaultdict(list)
     for step in sorted(record.steps, key=lambda step: step.start_s):

@@ -27,6 +27,7 @@ class StepRecord:
         recomputed_tokens: prompt tokens computed although they had been cached before in this round.
         new_tokens: prompt tokens computed for the first time.
         output: ids of the generated tokens.
+        prompt: ids of the prompt's tokens.
     """
 
     round: int
@@ -40,10 +41,12 @@ class StepRecord:
     recomputed_tokens: int
     new_tokens: int
     output: tuple[int, ...]
+    prompt: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain form for the result file, without the generated tokens themselves."""
+        """Plain form for the result file, without the tokens themselves."""
         data = asdict(self)
+        del data["prompt"]
         data["output_tokens"] = len(data.pop("output"))
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in data.items()}
 
@@ -93,6 +96,7 @@ class RoundRecord:
                 recomputed_tokens=recomputed,
                 new_tokens=len(prompt) - device - host - recomputed,
                 output=tuple(choice["response_token_ids"]),
+                prompt=tuple(prompt),
             )
         )
 

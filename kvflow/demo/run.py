@@ -14,7 +14,7 @@ import httpx
 
 import kvflow
 from kvflow.demo.arms import ARMS, ArmResult, ArmServer
-from kvflow.demo.compare import compare, identical_tokens
+from kvflow.demo.compare import compare, differing_calls, identical_tokens
 from kvflow.demo.corpus import source_files, trace_documents
 from kvflow.demo.measure import REQUEST_TIMEOUT_S, MeasuredModel, RoundRecord
 from kvflow.demo.program import GRAPH, Review
@@ -110,6 +110,7 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
         },
         "seams_hold": all(server.seams_hold for server in servers if server.arm.kvflow),
         "identical_tokens": identical_tokens(*(result.rounds for result in results)),
+        "differing_calls": differing_calls(*(result.rounds for result in results)),
         "graph": to_dict(GRAPH),
         "arms": [result.as_dict() for result in results],
         "comparison": compare(results[0], results[1]),

@@ -1,0 +1,304 @@
+"""Whether anything breaks: full pressure with hints that lie, on the real server, every answer compared.
+
+Workers run made-up multi-agent programs against SGLang with kvflow, a device tier for a fraction of them, a host tier
+not much larger and a slow link between the two. Requests are cancelled, clients die, facts are wrong, the eviction
+order changes. The same prompts come up again and again, cached differently each time; every answer is compared with
+the first to the same prompt, and at the end with those of a server without any cache. SGLang checks its own tree and
+pools whenever it is idle, and does not survive a leak; so the run ends with an idle server that must still answer,
+and whose cache can be flushed.
+
+Two answers to one prompt may differ where two tokens are equally likely and rounding decides, because how much of a
+prompt is computed at once depends on what is cached; such ties are told from faults by the likelihoods.
+
+Usage: python bench/bench_soak.py [--minutes 30] [--workers 12] [--seed 0] [--no-kvflow] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kvflow.cli.circumstances import circumstances
+from kvflow.hints import envelope, step_action, tool_action
+from kvflow.patches.cpu.launch import launch_server
+from kvflow.patches.cpu.model import build_model
+
+RESULT = Path(__file__).parent / "results" / "soak.json"
+PAGE_TOKENS, DEVICE_TOKENS, HOST_RATIO, LINK_BYTES_S = 16, 6144, 1.5, 2e7
+PROGRAMS, AGENTS, TURNS, OUTPUT_TOKENS = 48, 5, (2, 6), 8
+POLICIES = ("cost", "cost", "cost", "lru", "steps", "ttl", "saga")
+FLAGS = (
+    "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS), "--chunked-prefill-size", "512",
+    "--max-running-requests", "8", "--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO),
+    "--hicache-write-policy", "write_through",
+)  # fmt: skip
+CANCELLED, DYING, LYING, UNHINTED = 0.06, 0.02, 0.15, 0.1
+"""Shares: requests cancelled, clients that vanish after a call, facts that are wrong, requests without any."""
+TIE_NATS = 1e-3
+"""Rounding moves likelihoods of this float32 model by up to 1e-4."""
+VERIFIED = 300
+
+
+@dataclass
+class Script:
+    """A program: which agent speaks in which turn, and what it is given beside the history."""
+
+    name: str
+    turns: list[tuple[str, list[int]]]
+
+
+@dataclass
+class Seen:
+    """What has been asked and answered."""
+
+    answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    differing: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
+
+    def add(self, prompt: list[int], answer: list[int]) -> None:
+        key = tuple(prompt)
+        first = self.answers.setdefault(key, answer)
+        self.counts["answers"] += 1
+        self.counts["repeated"] += first is not answer
+        if first != answer:
+            self.differing.append((key, answer))
+
+
+def scripts(seed: int) -> tuple[dict[str, list[int]], list[Script]]:
+    """Fixed prompts of the agents, and programs that call them."""
+    rng = random.Random(seed)
+
+    def words(least: int, most: int) -> list[int]:
+        return [rng.randrange(32, 127) for _ in range(rng.randint(least, most))]
+
+    fixed = {f"agent{number}": words(64, 480) for number in range(AGENTS)}
+    made = [
+        Script(f"program{number}", [(rng.choice(sorted(fixed)), words(8, 160)) for _ in range(rng.randint(*TURNS))])
+        for number in range(PROGRAMS)
+    ]
+    return fixed, made
+
+
+class Worker:
+    """Runs programs, badly."""
+
+    def __init__(self, client: httpx.AsyncClient, rng: random.Random, seen: Seen, name: str) -> None:
+        self._client = client
+        self._rng = rng
+        self._seen = seen
+        self._name = name
+        self._runs = 0
+
+    async def work(self, fixed: dict[str, list[int]], programs: list[Script], until_s: float) -> None:
+        while time.monotonic() < until_s:
+            self._runs += 1
+            await self._run(fixed, self._rng.choice(programs), f"{self._name}-{self._runs}")
+
+    async def _run(self, fixed: dict[str, list[int]], script: Script, workflow: str) -> None:
+        rng, histories = self._rng, {}
+        for number, (agent, words) in enumerate(script.turns):
+            last = number == len(script.turns) - 1
+            history = histories.setdefault(agent, list(fixed[agent]))
+            history += words
+            answer = await self._ask(history, self._hints(workflow, agent, len(fixed[agent]), last))
+            if answer is None:
+                return  # without a word of farewell
+            history += answer
+            if rng.random() < DYING:
+                self._seen.counts["deaths"] += 1
+                return
+            if rng.random() < 0.3:
+                await self._tool(workflow, agent)
+
+    def _hints(self, workflow: str, agent: str, fixed_tokens: int, last: bool) -> dict[str, Any] | None:
+        rng = self._rng
+        if rng.random() < UNHINTED:
+            return None
+        if rng.random() < LYING:
+            self._seen.counts["lies"] += 1
+            agent = f"agent{rng.randrange(AGENTS)}"
+            fixed_tokens = rng.randrange(1, 2000)
+            last = rng.random() < 0.5
+            workflow = rng.choice([workflow, f"{self._name}-1"])
+        return envelope(
+            [
+                step_action(
+                    workflow_id=workflow,
+                    workflow_type="soak",
+                    agent=agent,
+                    final=last,
+                    fixed_prompt_tokens=fixed_tokens,
+                )
+            ]
+        )
+
+    async def _ask(self, prompt: list[int], hints: dict[str, Any] | None) -> list[int] | None:
+        """Ask; None if the request was cancelled."""
+        body: dict[str, Any] = {
+            "input_ids": prompt,
+            "sampling_params": {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True},
+        }
+        if hints is not None:
+            body["kv_hints"] = hints
+        patience_s = self._rng.uniform(0.01, 1.5) if self._rng.random() < CANCELLED else None
+        try:
+            response = await self._client.post("/generate", json=body, timeout=patience_s or 300)
+        except httpx.TimeoutException:
+            if patience_s is None:
+                raise
+            self._seen.counts["cancelled"] += 1
+            return None
+        answer = response.raise_for_status().json()["output_ids"]
+        self._seen.add(prompt, answer)
+        return list(answer)
+
+    async def _tool(self, workflow: str, agent: str) -> None:
+        rng = self._rng
+        started = tool_action(workflow_id=workflow, agent=agent, tool=rng.choice("abc"), event="start")
+        await self._tell([started])
+        await asyncio.sleep(rng.choice([0.0, 0.05, 0.4]))
+        if rng.random() > LYING:
+            await self._tell([{**started, "payload": {**started["payload"], "event": "end"}}])
+
+    async def _tell(self, actions: list[dict[str, Any]]) -> None:
+        with contextlib.suppress(httpx.HTTPStatusError):  # without kvflow there is nobody to tell
+            (await self._client.post("/kvflow/v1/events", json=envelope(actions))).raise_for_status()
+
+
+async def soak(url: str, options: argparse.Namespace) -> tuple[Seen, dict[str, Any]]:
+    """Keep the server busy, then see whether it is well."""
+    seen = Seen()
+    fixed, programs = scripts(options.seed)
+    until_s = time.monotonic() + 60 * options.minutes
+    limits = httpx.Limits(max_connections=4 * options.workers, keepalive_expiry=5)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300) as client:
+        async with asyncio.TaskGroup() as group:
+            for number in range(options.workers):
+                worker = Worker(client, random.Random(f"{options.seed}/{number}"), seen, f"w{number}")
+                group.create_task(worker.work(fixed, programs, until_s))
+            group.create_task(report(seen, until_s))
+            if not options.no_kvflow:
+                group.create_task(switch(client, random.Random(options.seed), until_s))
+        await asyncio.sleep(2)  # idle: SGLang checks its tree and pools
+        state: dict[str, Any] = {"server": (await client.get("/server_info")).raise_for_status().is_success}
+        if not options.no_kvflow:
+            state["stats"] = (await client.get("/kvflow/v1/stats")).raise_for_status().json()["total"]
+            state["degraded"] = (await client.get("/kvflow/v1/status")).raise_for_status().json()["degraded"]
+        (await client.post("/flush_cache")).raise_for_status()
+        await asyncio.sleep(2)
+        state["health"] = (await client.get("/health_generate")).raise_for_status().is_success
+    return seen, state
+
+
+async def switch(client: httpx.AsyncClient, rng: random.Random, until_s: float) -> None:
+    """Change the eviction order now and then."""
+    while time.monotonic() < until_s:
+        await asyncio.sleep(rng.uniform(1, 8))
+        (await client.put("/kvflow/v1/policy", json={"policy": rng.choice(POLICIES)})).raise_for_status()
+
+
+async def report(seen: Seen, until_s: float) -> None:
+    """Say that it is still going."""
+    while time.monotonic() < until_s:
+        await asyncio.sleep(min(30, max(0.1, until_s - time.monotonic())))
+        print(dict(seen.counts), f"{len(seen.answers)} prompts, {len(seen.differing)} differing", flush=True)
+
+
+async def verify(url: str, seen: Seen, seed: int) -> dict[str, int]:
+    """Compare answers with those of a server without cache, and look whether what differs is a tie."""
+    found: Counter[str] = Counter()
+    chosen = random.Random(seed).sample(sorted(seen.answers), min(VERIFIED, len(seen.answers)))
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        pairs = [(prompt, seen.answers[prompt]) for prompt in chosen] + seen.differing
+        async for prompt, answer, reference in asked(client, pairs):
+            found["verified"] += 1
+            if answer != reference["output_ids"]:
+                found["tied" if is_tie(answer, reference) else "wrong"] += 1
+                print("differs:", len(prompt), answer, reference["output_ids"], flush=True)
+    return {"verified": 0, "tied": 0, "wrong": 0} | found
+
+
+async def asked(
+    client: httpx.AsyncClient, pairs: list[tuple[tuple[int, ...], list[int]]]
+) -> AsyncIterator[tuple[tuple[int, ...], list[int], dict[str, Any]]]:
+    """What the server says to the same prompts, with likelihoods."""
+    for prompt, answer in pairs:
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True},
+            "return_logprob": True,
+            "top_logprobs_num": 2,
+        }
+        yield prompt, answer, (await client.post("/generate", json=body)).raise_for_status().json()
+
+
+def is_tie(answer: list[int], reference: dict[str, Any]) -> bool:
+    """Whether the first token that differs was as likely as the one given."""
+    at = next(
+        index for index, (one, other) in enumerate(zip(answer, reference["output_ids"], strict=True)) if one != other
+    )
+    (best, _, _), (second, token, _) = reference["meta_info"]["output_top_logprobs"][at][:2]
+    return token == answer[at] and best - second < TIE_NATS
+
+
+@contextlib.contextmanager
+def server(folder: Path, name: str, *flags: str) -> Iterator[str]:
+    """A server on the CPU engine; the end of its log is printed if anything fails."""
+    environment = {
+        "KVFLOW_CPU_LINK_BYTES_PER_S": str(LINK_BYTES_S),
+        "KVFLOW_STRICT": "1",
+        "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
+        "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    }
+    model = build_model(folder / "model")
+    with launch_server(model, log_path=folder / f"{name}.log", extra_args=flags, env=environment) as process:
+        try:
+            yield process.url
+        except BaseException:
+            print(process.log_tail())
+            raise
+
+
+def main() -> None:
+    """Run and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-kvflow", action="store_true", help="SGLang alone, to tell whose fault a fault is")
+    parser.add_argument("--json", type=Path, default=RESULT)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        with server(Path(folder), "soak", *FLAGS, *([] if options.no_kvflow else ["--enable-kvflow"])) as url:
+            seen, state = asyncio.run(soak(url, options))
+        with server(Path(folder), "reference", "--disable-radix-cache") as url:
+            found = asyncio.run(verify(url, seen, options.seed))
+    result = {
+        "bench": "soak",
+        **circumstances(),
+        "settings": {"minutes": options.minutes, "workers": options.workers, "seed": options.seed},
+        "counts": {**seen.counts, "prompts": len(seen.answers), "differing": len(seen.differing)},
+        "answers": found,
+        "end": state,
+    }
+    options.json.write_text(json.dumps(result, indent=1))
+    print(json.dumps(result["counts"] | found))
+    if found["wrong"] or state.get("degraded"):
+        raise SystemExit("something broke; see above")
+
+
+if __name__ == "__main__":
+    main()
