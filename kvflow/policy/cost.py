@@ -13,9 +13,9 @@ class CostPolicy:
 
     ``value = (Σ over claims p / t) · saved / bytes``: p the probability of another use, t the expected time to it,
     saved the recompute, or the load if the next tier has a copy. Below all values are contexts of ended workflows,
-    then superseded states, either with the largest leaves first, because where others' prompts part from them, small
-    ones are left; then what nobody claims; above those of dynamic tails are fixed prompts, which workflows yet unseen
-    will want too.
+    then superseded states, either with the largest leaves first (in powers of two; recency decides between those
+    of about one size), because where others' prompts part from them, small ones are left; then what nobody claims;
+    above those of dynamic tails are fixed prompts, which workflows yet unseen will want too.
 
     Source: ours. For one claim, equal costs and certain uses it is Belady's order on expected next uses; the value
     density is GreedyDual-Size's (Cao and Irani, 1997) with a predicted rate in place of an aged frequency.
@@ -43,7 +43,7 @@ class CostPolicy:
 
 
 def _by_size(leaf: Leaf) -> float:
-    return -math.log2(leaf.tokens)
+    return -leaf.tokens.bit_length()
 
 
 class BeladyPolicy:

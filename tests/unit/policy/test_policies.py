@@ -42,6 +42,14 @@ def test_cost_knows_that_deep_tokens_take_longer_to_compute() -> None:
     assert policy.rank(Leaf(standing=shallow, tokens=512)) < policy.rank(Leaf(standing=deep, tokens=512))
 
 
+@pytest.mark.parametrize("state", ["retired", "superseded"])
+def test_cost_evicts_the_largest_of_what_is_over_and_leaves_those_of_about_one_size_to_recency(state: str) -> None:
+    policy = make_policy("cost", ServingCosts())
+    over = Standing(**{state: True})
+    large, larger, small = (policy.rank(Leaf(standing=over, tokens=tokens)) for tokens in (1100, 2000, 900))
+    assert large == larger < small
+
+
 def test_steps_evicts_the_agent_furthest_from_running_and_fixed_prompts_after_tails() -> None:
     near = Standing(fixed_steps=1, rate_hz=0.01, next_s=100.0, probability=1.0)
     assert order("steps", PINNED, near, FIXED, DUE_SOON, DUE_LATE) == [DUE_LATE, DUE_SOON, FIXED, near, PINNED]
