@@ -276,7 +276,7 @@ def imagine(work: list[Program], policy: str, profile: Profile) -> dict[str, flo
     longest = max(call.output_tokens for program in work for call in program.calls)
     served = profile.model_copy(update={"max_running": MAX_RUNNING, "reserve_tokens": longest})
     result = simulate(work, served, settings)
-    return numbers(asdict(result.counters), result.times.ttft_s, result.completion_s, result.span_s)
+    return numbers(asdict(result.counters), result.times.ttft_s, [*result.completion_s.values()], result.span_s)
 
 
 def average(runs: list[dict[str, float]]) -> dict[str, float]:

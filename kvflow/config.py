@@ -69,6 +69,10 @@ class Costs(_Section):
     """Seconds to load one token from host to device."""
     storage_token_s: float = Field(default=4.4e-5, ge=0)
     """Seconds to fetch one token from storage to host."""
+    decode_step_s: float = Field(default=8.0e-3, ge=0)
+    """Seconds of a decode step without attention."""
+    decode_context_token_s: float = Field(default=4.0e-8, ge=0)
+    """Seconds each token of context on the device adds to a decode step."""
 
 
 class Intake(_Section):

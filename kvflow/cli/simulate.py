@@ -20,8 +20,8 @@ from kvflow.errors import KVFlowError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvflow.sim.admission import Admission
     from kvflow.sim.compare import Plan, Setup
-    from kvflow.sim.server import Admission
     from kvflow.sim.workload import Size, Workload
     from kvflow.trace import BadEvent, BadRow
 

@@ -12,6 +12,7 @@ from kvflow.engine.coordinator import Coordinator, PromptClaim
 from kvflow.engine.digests import digests, unit_tokens
 from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.ports import Node
+from kvflow.engine.programs import Programs
 
 __all__ = [
     "Accounting",
@@ -23,6 +24,7 @@ __all__ = [
     "Guard",
     "GuardSettings",
     "Node",
+    "Programs",
     "PromptClaim",
     "Regret",
     "Tier",

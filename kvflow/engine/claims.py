@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvflow.engine.ports import Node
@@ -248,6 +249,10 @@ class ClaimTable:
                     del self._roles[idle]
             role = self._roles[key] = Role(agent)
         return role
+
+    def of(self, workflow_id: str) -> Mapping[str, Claim] | None:
+        """The claims of a live workflow, by agent; None when it is not live."""
+        return self._workflows.get(workflow_id)
 
     def claim(self, workflow_id: str, workflow_type: str, agent: str) -> Claim | None:
         """Find the claim of a live workflow's agent, or start it without prediction.

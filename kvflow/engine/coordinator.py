@@ -24,12 +24,14 @@ class PromptClaim:
 
     Attributes:
         fixed_tokens: declared length of the fixed part in tokens; None leaves it to :class:`FixedPromptBoundary`.
+        program_id: the workflow at the root of its sub-workflows; None if it is that itself.
     """
 
     workflow_id: str
     workflow_type: str
     agent: str
     fixed_tokens: int | None = None
+    program_id: str | None = None
 
 
 def _on_host(node: Node) -> bool:

@@ -5,6 +5,7 @@ engine's own order (recency) breaks ties. Pure functions of their arguments: the
 objects, and every tensor-parallel rank must come to the same answer.
 """
 
+from kvflow.policy.admission import AdmissionMemory, ProgramAdmission, ProgramView
 from kvflow.policy.cost import BeladyCostPolicy, BeladyPolicy, CostPolicy
 from kvflow.policy.costs import ServingCosts
 from kvflow.policy.recency import LFUPolicy, LRUPolicy, SLRUPolicy, TLRUPolicy
@@ -18,6 +19,7 @@ __all__ = [
     "ORACLES",
     "POLICIES",
     "UNKNOWN",
+    "AdmissionMemory",
     "BeladyCostPolicy",
     "BeladyPolicy",
     "CostPolicy",
@@ -26,6 +28,8 @@ __all__ = [
     "LFUPolicy",
     "LRUPolicy",
     "Leaf",
+    "ProgramAdmission",
+    "ProgramView",
     "Rank",
     "SLRUPolicy",
     "SagaPolicy",

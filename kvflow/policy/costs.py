@@ -17,12 +17,16 @@ class ServingCosts:
         attention_token_s: seconds to attend to one earlier token.
         load_token_s: seconds to load one token from host to device.
         storage_token_s: seconds to fetch one token from storage to host.
+        decode_step_s: seconds of a decode step without attention.
+        decode_context_token_s: seconds each token of context on the device adds to it.
     """
 
     prefill_token_s: float = 4.0e-5
     attention_token_s: float = 1.3e-9
     load_token_s: float = 2.6e-6
     storage_token_s: float = 4.4e-5
+    decode_step_s: float = 8.0e-3
+    decode_context_token_s: float = 4.0e-8
 
     def compute_s(self, start_tokens: int, end_tokens: int) -> float:
         """Seconds to compute tokens ``start`` to ``end`` of a prompt whose first ``start`` tokens are cached."""
@@ -32,6 +36,10 @@ class ServingCosts:
     def load_s(self, tokens: int) -> float:
         """Seconds to load tokens from host to device."""
         return tokens * self.load_token_s
+
+    def decode_s(self, steps: float, context_tokens: int) -> float:
+        """Seconds of decode steps, all requests' contexts together."""
+        return steps * (self.decode_step_s + self.decode_context_token_s * context_tokens)
 
     def saved_token_s(self, position_tokens: int, *, backed_up: bool) -> float:
         """Seconds a hit saves for one token at a position, against what happens without it."""

@@ -51,7 +51,6 @@ class _Run:
 
     program: Program
     workflow_id: str
-    order: float
     contexts: dict[str, Context] = field(default_factory=dict)
     tips: dict[str, Node | None] = field(default_factory=dict)
     threads: dict[str, simpy.Process] = field(default_factory=dict)
@@ -69,7 +68,7 @@ class Clients:
     def __init__(
         self, env: simpy.Environment, server: Server, brain: Brain, pager: Pager, *, waits: Waits, seed: int
     ) -> None:
-        self.completion_s: list[float] = []
+        self.completion_s: dict[str, float] = {}
         self.calls = 0
         self._env = env
         self._server = server
@@ -81,14 +80,14 @@ class Clients:
     def work(self, programs: Iterator[tuple[int, Program]]) -> ProcessGenerator:
         """Run one program after the other (SimPy process; one of these per program that runs at a time)."""
         for order, program in programs:
-            run = _Run(program, f"{order}:{program.start.workflow}"[:_ID_CHARS], order)
+            run = _Run(program, f"{order}:{program.start.workflow}"[:_ID_CHARS])
             began_s = self._env.now
             self._brain.begin(program)
             yield from self._thread(run, MAIN_THREAD, run.workflow_id, program.start.type[:_NAME_CHARS])
             while alive := [thread for thread in run.threads.values() if thread.is_alive]:
                 yield alive[0]
             self._say(StepFact(workflow_id=run.workflow_id, agent=END))
-            self.completion_s.append(self._env.now - began_s)
+            self.completion_s[run.workflow_id] = self._env.now - began_s
 
     def _thread(self, run: _Run, name: str, workflow_id: str, workflow_type: str) -> ProcessGenerator:
         events = run.program.threads.get(name, [])
@@ -156,6 +155,7 @@ class Clients:
             workflow_type=step.workflow_type,
             agent=call.agent[:_NAME_CHARS],
             fixed_tokens=call.fixed_tokens,
+            program_id=run.workflow_id,
         )
         self._say(*step.enter(call.agent[:_NAME_CHARS]), with_request=True)
         self._brain.reach(thread, asking=True)
@@ -164,7 +164,6 @@ class Clients:
             prompt=prompt,
             whole=whole,
             output_tokens=call.output_tokens,
-            order=run.order,
             near=self._kept(run.tips.get(base or ""), call.prompt.keep_tokens),
             arrived_s=self._env.now,
             done=self._env.event(),

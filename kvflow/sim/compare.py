@@ -13,11 +13,11 @@ from typing import get_args
 
 from kvflow.errors import ConfigError
 from kvflow.policy import make_policy
+from kvflow.sim.admission import Admission
 from kvflow.sim.client import Waits
 from kvflow.sim.measures import measures_of
 from kvflow.sim.profile import Profile
 from kvflow.sim.run import SimSettings, simulate
-from kvflow.sim.server import Admission
 from kvflow.sim.workload import Size, Workload
 
 BASELINE = "lru"

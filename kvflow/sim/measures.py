@@ -37,7 +37,7 @@ def measures_of(result: SimResult) -> dict[str, float]:
         "calls_per_min": 60 * result.calls / max(result.wall_s, 1e-9),
     }
     measures |= _spread("ttft", times.ttft_s, p50=0.5, p95=0.95, p99=0.99)
-    measures |= _spread("completion", result.completion_s, p95=0.95)
+    measures |= _spread("completion", [*result.completion_s.values()], p95=0.95)
     measures |= _spread("queue", times.queue_s, p95=0.95)
     if result.regret is not None:
         measures |= {f"guard_{name}": value for name, value in asdict(result.regret).items()}

@@ -7,6 +7,7 @@ from simpy.events import ProcessGenerator
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
 from kvflow.engine.guard import MemoryView
+from kvflow.policy import AdmissionMemory
 from kvflow.sim.node import Node
 from kvflow.sim.profile import Profile
 from kvflow.sim.tree import RadixTree
@@ -72,6 +73,11 @@ class Memory:
         page = self.page_tokens
         private = self.private_tokens - started_tokens
         return MemoryView(self.device_pages * page, self.host_pages * page, private, self._profile.chunk_tokens)
+
+    def plannable(self) -> AdmissionMemory:
+        """What admission may plan with."""
+        page = self.page_tokens
+        return AdmissionMemory(device_tokens=self.device_pages * page, host_tokens=self.host_pages * page)
 
     def make_room(self, pages: int) -> bool:
         """Free so many pages of the device; tells whether they are."""

@@ -149,12 +149,14 @@ class Profile(_Record):
 
     @property
     def costs(self) -> ServingCosts:
-        """The part an eviction order depends on."""
+        """The part eviction and admission depend on."""
         return ServingCosts(
             prefill_token_s=self.prefill_token_s,
             attention_token_s=self.attention_token_s,
             load_token_s=self.load_token_s,
             storage_token_s=self.storage_token_s,
+            decode_step_s=self.decode_step_s,
+            decode_context_token_s=self.decode_context_token_s,
         )
 
     def compute_s(self, start: int, end: int) -> float:

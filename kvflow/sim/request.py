@@ -20,7 +20,6 @@ class Request:
         prompt: its context.
         whole: the context with the answer.
         output_tokens: length of the answer.
-        order: place in program order; lower first if admission goes by workflow.
         near: deepest node known to be on its path, from an earlier request of its program.
         done: succeeds with the answer.
         node: deepest node of its own in the tree, locked.
@@ -36,7 +35,6 @@ class Request:
     prompt: Context
     whole: Context
     output_tokens: int
-    order: float
     near: Node | None
     arrived_s: float
     done: simpy.Event

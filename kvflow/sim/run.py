@@ -12,6 +12,7 @@ import simpy
 from kvflow.config import Settings
 from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret
 from kvflow.policy import ORACLES
+from kvflow.sim.admission import Admission, programs_of
 from kvflow.sim.brains import LearnedBrain, OracleBrain, SilentBrain
 from kvflow.sim.client import Clients, Waits
 from kvflow.sim.context import Pager
@@ -19,7 +20,7 @@ from kvflow.sim.memory import Memory
 from kvflow.sim.node import backed_up
 from kvflow.sim.ports import Brain
 from kvflow.sim.profile import Profile
-from kvflow.sim.server import Admission, Server
+from kvflow.sim.server import Server
 from kvflow.sim.times import ServerTimes
 from kvflow.trace import Program
 
@@ -63,7 +64,7 @@ class SimResult:
         wall_s: real time it took.
         counters: tokens and loads.
         times: where the server's time went.
-        completion_s: time of every program from start to end.
+        completion_s: time of every program from start to end, by workflow id.
         regret: what the guard has measured, and its state at the end; None without one.
     """
 
@@ -74,7 +75,7 @@ class SimResult:
     wall_s: float
     counters: Counters
     times: ServerTimes
-    completion_s: list[float]
+    completion_s: dict[str, float]
     regret: Regret | None
     share: float | None
 
@@ -132,7 +133,7 @@ def simulate(
         coordinator,
         accounting,
         guard=guard,
-        admission=settings.admission,
+        programs=programs_of(settings.admission, coordinator),
         before_eviction=brain.refresh,
     )
     clients = Clients(env, server, brain, pager, waits=settings.waits, seed=settings.seed)
@@ -156,7 +157,7 @@ def simulate(
 def _brain(env: simpy.Environment, profile: Profile, settings: SimSettings, coordinator: Coordinator) -> Brain:
     if settings.policy in ORACLES:
         return OracleBrain(env, profile, coordinator)
-    if not coordinator.uses_claims:
+    if not coordinator.uses_claims and settings.admission == "fcfs":
         return SilentBrain()
     return LearnedBrain(env, _control_settings(settings), coordinator)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from math import ceil
-from typing import Literal
 
 import simpy
 from simpy.events import ProcessGenerator
 
-from kvflow.engine import Accounting, Coordinator, Guard, Tier
+from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier
 from kvflow.engine.guard import MemoryView
+from kvflow.sim.admission import Everyone
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
 from kvflow.sim.request import Request
@@ -25,13 +25,13 @@ from kvflow.sim.times import ServerTimes
 from kvflow.sim.tree import Node
 
 _RETRY_STEPS = 32
-Admission = Literal["fcfs", "workflow"]
 
 
 class Server:
     """Takes requests, answers them in simulated time.
 
     Args:
+        programs: says whose requests are admitted; by default everyone's.
         before_eviction: called before decisions are made, to bring predictions up to date.
     """
 
@@ -44,7 +44,7 @@ class Server:
         accounting: Accounting,
         *,
         guard: Guard | None,
-        admission: Admission = "fcfs",
+        programs: Programs | Everyone | None = None,
         before_eviction: Callable[[], None] = lambda: None,
     ) -> None:
         self.times = ServerTimes()
@@ -55,7 +55,7 @@ class Server:
         self._coordinator = coordinator
         self._accounting = accounting
         self._guard = guard
-        self._by_workflow = admission == "workflow"
+        self._programs = Everyone() if programs is None else programs
         self._before_eviction = before_eviction
         self._waiting: list[Request] = []
         self._chunked: Request | None = None
@@ -77,8 +77,7 @@ class Server:
             node = self._tree.match(request.prompt, request.near, self._matchable(request))
             yield from self._memory.fetch(node)
         self._waiting.append(request)
-        if self._by_workflow:
-            self._waiting.sort(key=_program_order)
+        self._programs.arrived(request, request.claim, request.whole.tokens)
         if not self._wake.triggered:
             self._wake.succeed()
 
@@ -108,13 +107,14 @@ class Server:
         if self._chunked is not None:
             request, self._chunked = self._chunked, None
             budget -= self._add(batch, request, budget)
-        while budget > 0 and self._waiting and self._chunked is None:
+        for request in self._programs.arrange(self._waiting, self._memory.plannable()):
+            if budget <= 0 or self._chunked is not None:
+                break
             if len(self._running) + len(batch) >= self._profile.max_running:
                 break
-            request = self._waiting[0]
             if not self._place(request, len(batch)):
                 break
-            self._waiting.pop(0)
+            self._waiting.remove(request)
             budget -= self._add(batch, request, budget)
         return batch
 
@@ -158,6 +158,7 @@ class Server:
         if request.counted:
             self._accounting.retracted(request.goal - request.computed)
             self.times.recompute_s += self._profile.compute_s(request.computed, request.goal)
+        self._programs.started(request)
         if request.admitted_s is None:
             request.admitted_s = self._env.now
             self.times.queue_s.append(self._env.now - request.arrived_s)
@@ -351,6 +352,7 @@ class Server:
         self.times.retractions += 1
         request.node, request.watched = None, False
         self._coordinator.retracted(request.claim)
+        self._programs.retracted(request)
         if self._guard is not None:
             self._guard.ended(request, (), memory=self._view())
         self._waiting.insert(0, request)
@@ -374,6 +376,7 @@ class Server:
         memory.private_tokens -= request.goal + generated - node.end * memory.page_tokens
         self._tree.unlock(node)
         self._coordinator.answered(request.claim)
+        self._programs.left(request, request.output_tokens)
         self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
         if self._guard is not None:
             rest_tokens = request.whole.tokens % self._accounting.unit_tokens
@@ -388,7 +391,3 @@ def _path(node: Node) -> list[Node]:
         path.append(current)
         current = current.parent
     return path
-
-
-def _program_order(request: Request) -> tuple[float, float]:
-    return request.order, request.arrived_s

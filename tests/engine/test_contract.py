@@ -463,7 +463,6 @@ class Simulated:
             prompt=prompt,
             whole=self._pager.extend(prompt, prompt.tokens, [ask.answer]),
             output_tokens=ask.answer.tokens,
-            order=0,
             near=None,
             arrived_s=self._env.now,
             done=self._env.event(),

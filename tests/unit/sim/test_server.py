@@ -153,7 +153,6 @@ class World:
             prompt=prompt,
             whole=whole,
             output_tokens=output_tokens,
-            order=0.0,
             near=after.node if after is not None else None,
             arrived_s=self.env.now,
             done=self.env.event(),

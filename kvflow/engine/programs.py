@@ -1,0 +1,157 @@
+"""Programs and their requests, as far as the scheduler knows them, and which may run."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.coordinator import PromptClaim
+from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
+
+Key = TypeVar("Key", bound=Hashable)
+
+_RECONSIDER_S = 0.25
+_FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
+_STEP_WEIGHT = 0.02
+_MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
+
+
+@dataclass(slots=True)
+class _Request:
+    program: _Program
+    claim: PromptClaim
+    tokens: int
+    running: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Program:
+    view: ProgramView
+    workflows: dict[str, None] = field(default_factory=dict)
+    requests: dict[Hashable, _Request] = field(default_factory=dict)
+
+
+class Programs:
+    """Follows programs from their first request to their end, and says whose requests may run.
+
+    Lives beside the coordinator on the scheduler thread; order of calls is all it depends on, so every rank decides
+    alike. Requests without a claim are never held.
+
+    Args:
+        claims: what is known of workflows and their contexts.
+        admission: decides.
+    """
+
+    def __init__(self, claims: ClaimTable, admission: ProgramAdmission) -> None:
+        self._claims = claims
+        self._admission = admission
+        self._programs: dict[str, _Program] = {}
+        self._requests: dict[Hashable, _Request] = {}
+        self._margin = _FIRST_MARGIN
+        self._step_tokens = 0.0
+        self._changed = True
+        self._settled_s = 0.0
+
+    def __len__(self) -> int:
+        """Number of programs under way."""
+        return len(self._programs)
+
+    @property
+    def held(self) -> int:
+        """Number of requests that wait for their program's turn."""
+        return sum(not (one.running or one.program.view.admitted) for one in self._requests.values())
+
+    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int) -> None:
+        """A request has entered the queue.
+
+        Args:
+            key: names it until it has :meth:`left`.
+            claim: whose it is.
+            tokens: length of its prompt and of what it may generate.
+        """
+        name = claim.program_id or claim.workflow_id
+        program = self._programs.get(name)
+        if program is None:
+            program = self._programs[name] = _Program(ProgramView())
+        program.workflows[claim.workflow_id] = None
+        program.requests[key] = self._requests[key] = _Request(program, claim, tokens)
+        self._changed = True
+
+    def started(self, key: Hashable) -> None:
+        """A request has been given its memory."""
+        request = self._requests.get(key)
+        if request is not None:
+            request.running = True
+            self._changed = True
+
+    def retracted(self, key: Hashable) -> None:
+        """A request has lost its memory to others: less fits than was thought."""
+        request = self._requests.get(key)
+        if request is not None:
+            request.running = False
+            self._changed = True
+        self._margin = min(_MOST_MARGIN, self._margin + _MARGIN_STEP)
+
+    def left(self, key: Hashable, generated_tokens: int) -> None:
+        """A request has been answered or given up."""
+        request = self._requests.pop(key, None)
+        if request is not None:
+            del request.program.requests[key]
+            self._step_tokens += _STEP_WEIGHT * (generated_tokens - self._step_tokens)
+            self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
+            self._changed = True
+
+    def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
+        """Say which of the requests that wait may run, in the order given."""
+        self._settle(memory)
+        return [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
+
+    def _settle(self, memory: AdmissionMemory) -> None:
+        now_s = self._claims.clock.now_s
+        if not self._changed and now_s - self._settled_s < _RECONSIDER_S:
+            return
+        passed_s = now_s - self._settled_s
+        self._changed, self._settled_s = False, now_s
+        for view in (program.view for program in self._programs.values()):
+            if view.waiting and not view.admitted:
+                view.held_s += passed_s
+            else:
+                view.served_s += passed_s
+        for name in [name for name, program in self._programs.items() if not self._look(program)]:
+            del self._programs[name]
+        planned = AdmissionMemory(
+            device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
+        )
+        self._admission.admit([program.view for program in self._programs.values()], planned, self._step_tokens)
+
+    def _look(self, program: _Program) -> bool:
+        """Bring the view of a program up to date; tells whether it is still under way."""
+        held: dict[tuple[str, str], float] = {}
+        back_s: float | None = None
+        for workflow_id in list(program.workflows):
+            claims = self._claims.of(workflow_id)
+            if claims is None:
+                if all(request.claim.workflow_id != workflow_id for request in program.requests.values()):
+                    del program.workflows[workflow_id]
+                continue
+            for agent, claim in claims.items():
+                if claim.expected and claim.keeps_tail:
+                    held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
+                    left_s = claim.next_s(self._claims.clock)
+                    back_s = left_s if back_s is None else min(back_s, left_s)
+        for request in program.requests.values():
+            key = (request.claim.workflow_id, request.claim.agent)
+            held[key] = max(held.get(key, 0.0), request.tokens - self._fixed_tokens(request.claim))
+        view = program.view
+        view.live_tokens = round(sum(held.values()))
+        view.back_s = back_s
+        view.busy = any(request.running for request in program.requests.values())
+        view.waiting = any(not request.running for request in program.requests.values())
+        return bool(program.workflows)
+
+    def _fixed_tokens(self, claim: PromptClaim) -> int:
+        """Length of the part of a prompt that its agent has in common with other programs."""
+        known: Claim | None = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
+        return known.context_tokens - known.tail_tokens if known is not None else 0

@@ -1,0 +1,98 @@
+"""Programs on the scheduler: whose requests may run."""
+
+from __future__ import annotations
+
+from kvflow.engine import Coordinator, Programs, PromptClaim
+from kvflow.policy import AdmissionMemory, ProgramAdmission, ServingCosts
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+MEMORY = AdmissionMemory(device_tokens=100_000)
+
+
+class Table:
+    """A coordinator and the programs beside it."""
+
+    def __init__(self) -> None:
+        self.coordinator = Coordinator("cost")
+        self.programs = Programs(self.coordinator.claims, ProgramAdmission(ServingCosts()))
+
+    def ask(self, workflow: str, tokens: int = 40_000, *, program: str | None = None, key: str | None = None) -> str:
+        prediction = ClaimPrediction(agent="a", steps=0, since_s=self.coordinator.claims.clock.now_s)
+        self.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=(prediction,)))
+        key = key or workflow
+        claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a", program_id=program)
+        self.programs.arrived(key, claim, tokens)
+        return key
+
+    def answer(self, key: str, *, due_s: float | None = None) -> None:
+        self.programs.left(key, 10)
+        claims = (ClaimPrediction(agent="a", steps=0, due_s=due_s),) if due_s is not None else ()
+        self.coordinator.apply(WorkflowUpdate(workflow_id=key, workflow_type="t", claims=claims))
+
+    def end(self, workflow: str) -> None:
+        self.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", retired=True))
+
+    def allowed(self, *keys: str) -> list[str]:
+        return self.programs.arrange(keys, MEMORY)
+
+
+def test_requests_of_programs_that_do_not_fit_wait() -> None:
+    table = Table()
+    keys = [table.ask(name) for name in "abc"]
+    assert table.allowed(*keys) == ["a", "b"]
+    assert table.programs.held == 1
+
+
+def test_the_next_program_begins_when_one_has_ended() -> None:
+    table = Table()
+    keys = [table.ask(name) for name in "abc"]
+    table.allowed(*keys)
+    table.programs.started("a")
+    table.answer("a")
+    table.end("a")
+    assert table.allowed("b", "c") == ["b", "c"]
+    assert len(table.programs) == 2
+
+
+def test_a_sub_workflow_is_part_of_its_program() -> None:
+    table = Table()
+    table.ask("a", 10_000)
+    table.ask("b", 80_000)
+    table.allowed("a", "b")
+    assert len(table.programs) == 2
+    table.ask("a/1", 10_000, program="a")
+    assert len(table.programs) == 2
+    assert table.allowed("a", "b", "a/1") == ["a", "a/1"]
+
+
+def test_requests_without_a_claim_are_never_held() -> None:
+    table = Table()
+    keys = [table.ask(name) for name in "abc"]
+    assert table.allowed("x", *keys, "y") == ["x", "a", "b", "y"]
+
+
+def test_a_workflow_nobody_has_announced_is_a_program_as_long_as_it_asks() -> None:
+    table = Table()
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+    table.programs.arrived(1, claim, 1000)
+    assert table.programs.arrange([1], MEMORY) == [1]
+    table.programs.left(1, 10)
+    assert table.programs.arrange([], MEMORY) == []
+    assert len(table.programs) == 0
+
+
+def test_every_retraction_teaches_that_less_fits() -> None:
+    table = Table()
+    keys = [table.ask(name, 47_000) for name in "ab"]
+    assert table.allowed(*keys) == ["a", "b"]
+    for _ in range(5):
+        for key in keys:
+            table.programs.started(key)
+        table.programs.retracted("b")
+    assert table.allowed("b") == []
+
+
+def test_strangers_may_leave() -> None:
+    table = Table()
+    table.programs.left("nobody", 1)
+    table.programs.started("nobody")

@@ -1,0 +1,77 @@
+"""Which programs may run."""
+
+from __future__ import annotations
+
+from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView, ServingCosts
+
+COSTS = ServingCosts()
+DEVICE = AdmissionMemory(device_tokens=100_000)
+SHORT_STEP, LONG_STEP = 10.0, 100_000.0
+
+
+def program(tokens: int = 40_000, **fields: object) -> ProgramView:
+    view = ProgramView(live_tokens=tokens)
+    for name, value in fields.items():
+        setattr(view, name, value)
+    return view
+
+
+def admitted(*programs: ProgramView, memory: AdmissionMemory = DEVICE, step_tokens: float = SHORT_STEP) -> list[bool]:
+    ProgramAdmission(COSTS).admit(programs, memory, step_tokens)
+    return [one.admitted for one in programs]
+
+
+def test_all_run_if_all_fit() -> None:
+    assert admitted(*(program(20_000, waiting=True) for _ in range(5))) == [True] * 5
+
+
+def test_as_many_run_as_fit() -> None:
+    assert admitted(*(program(waiting=True) for _ in range(4))) == [True, True, False, False]
+
+
+def test_one_that_fits_nowhere_runs_alone() -> None:
+    assert admitted(program(500_000, waiting=True), program(waiting=True)) == [True, False]
+
+
+def test_nobody_is_held_if_a_step_decodes_longer_than_it_takes_to_restore_what_fits() -> None:
+    assert admitted(*(program(waiting=True) for _ in range(4)), step_tokens=LONG_STEP) == [True] * 4
+
+
+def test_nobody_is_held_if_loads_from_the_host_are_quick() -> None:
+    memory = AdmissionMemory(device_tokens=100_000, host_tokens=200_000)
+    assert admitted(*(program(waiting=True) for _ in range(4)), memory=memory, step_tokens=300) == [True] * 4
+
+
+def test_a_host_tier_that_does_not_hold_all_helps_nobody() -> None:
+    memory = AdmissionMemory(device_tokens=100_000, host_tokens=150_000)
+    assert admitted(*(program(waiting=True) for _ in range(4)), memory=memory, step_tokens=300)[2:] == [False, False]
+
+
+def test_the_youngest_gives_up_its_place_when_contexts_have_grown() -> None:
+    assert admitted(*(program(waiting=True, admitted=True) for _ in range(3))) == [True, True, False]
+
+
+def test_who_computes_keeps_its_place() -> None:
+    old, young = program(70_000, admitted=True, waiting=True), program(70_000, admitted=True, busy=True)
+    assert admitted(old, young) == [False, True]
+
+
+def test_a_short_tool_keeps_the_place_and_a_long_one_does_not() -> None:
+    waiting = program(70_000, waiting=True)
+    at_work = program(20_000, admitted=True, busy=True)
+    assert admitted(program(70_000, admitted=True, back_s=1.0), at_work, waiting) == [True, True, False]
+    assert admitted(program(70_000, admitted=True, back_s=600.0), at_work, waiting) == [False, True, True]
+    waiting.admitted = False
+    assert admitted(program(70_000, admitted=True, back_s=None), at_work, waiting) == [False, True, True]
+
+
+def test_the_device_does_not_idle_while_somebody_waits() -> None:
+    assert admitted(program(70_000, admitted=True, back_s=1.0), program(70_000, waiting=True)) == [True, True]
+
+
+def test_who_has_been_held_longest_for_its_size_goes_first() -> None:
+    long = program(70_000, waiting=True, held_s=100.0, served_s=1000.0)
+    short = program(70_000, waiting=True, held_s=100.0, served_s=50.0)
+    assert admitted(long, short) == [False, True]
+    patient = program(70_000, waiting=True, held_s=5000.0, served_s=1000.0)
+    assert admitted(patient, program(70_000, waiting=True, held_s=100.0, served_s=50.0)) == [True, False]

@@ -1,0 +1,60 @@
+"""What running only the programs that fit gains in a closed loop, and that it costs nothing where all fit."""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import fmean
+
+import pytest
+
+from kvflow.sim import SimResult, SimSettings, load_profile, simulate
+from kvflow.sim.admission import Admission
+from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
+
+CONCURRENCY = 16
+OPTIONS = {
+    "react": SynthOptions(workflows=64, turns=12, fixed_tokens=1024, task_tokens=16_384, output_tokens=64, seed=3),
+    "supervisor": SynthOptions(workflows=48, agents=3, turns=4, fixed_tokens=1024, task_tokens=8192, seed=3),
+}
+
+
+@cache
+def workload(kind: str) -> tuple[Program, ...]:
+    return tuple(programs(synthetic_trace(kind, OPTIONS[kind])[1]))
+
+
+@cache
+def run(kind: str, admission: Admission, *, device: float, host: float = 0.0, policy: str = "cost") -> SimResult:
+    loads = [max(call.prompt.tokens + call.output_tokens for call in program.calls) for program in workload(kind)]
+    live_tokens = CONCURRENCY * sum(loads) / len(loads)
+    settings = SimSettings(
+        policy=policy,
+        admission=admission,
+        device_tokens=int(device * live_tokens),
+        host_tokens=int(host * live_tokens),
+        concurrency=CONCURRENCY,
+    )
+    return simulate(workload(kind), load_profile("a100"), settings)
+
+
+@pytest.mark.parametrize("policy", ["lru", "cost"])
+def test_programs_that_fit_finish_sooner_than_all_at_once(policy: str) -> None:
+    everyone = run("react", "fcfs", device=0.3, policy=policy)
+    fitting = run("react", "workflow", device=0.3, policy=policy)
+    assert fmean(fitting.completion_s.values()) < 0.7 * fmean(everyone.completion_s.values())
+    assert max(fitting.completion_s.values()) < max(everyone.completion_s.values())
+    assert fitting.lost_s < 0.5 * everyone.lost_s
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIONS))
+@pytest.mark.parametrize(("device", "host"), [(0.3, 0.0), (0.3, 0.5), (0.6, 0.0)])
+def test_every_call_is_answered(kind: str, device: float, host: float) -> None:
+    result = run(kind, "workflow", device=device, host=host)
+    assert result.calls == sum(len(program.calls) for program in workload(kind))
+    assert len(result.completion_s) == len(workload(kind))
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIONS))
+def test_nothing_changes_where_all_fit(kind: str) -> None:
+    everyone, fitting = run(kind, "fcfs", device=2.5), run(kind, "workflow", device=2.5)
+    assert fitting.completion_s == everyone.completion_s
