@@ -46,7 +46,9 @@ Made by `bench/bench_adversaries.py` from `bench/results/adversaries.json`; do n
 the whole run, on every decision.
 
 Numbers are multiples of LRU's, summed over three device sizes and all seeds: first the tokens computed again, then the
-seconds lost to computing again and loading back. `guarded-lru` is LRU under the guard: what differs from 1.00 there is
+seconds lost to computing again and loading back. Simulations are short (about 400 calls): what harm has been done when
+the guard steps in weighs more than in a server that runs for days, most of all where a host tier leaves LRU little to
+lose. `guarded-lru` is LRU under the guard: what differs from 1.00 there is
 the guard's own error. **Bold is above 1.10.** A dash: LRU computes less than 0.1 % of all prompt tokens again, which a
 single prompt doubles.
 """
@@ -143,7 +145,8 @@ def total(runs: Sequence[Run], setup: int, policy: str, measure: str) -> float:
 
 
 def rows(servers: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """Host tier and one cell per order, without and with a host tier."""
+    """Host tier and one cell per order: all servers together, then those without and those with a host tier."""
+    yield ["both", *(cell(servers, policy) for policy in POLICIES)]
     for host_size in dict.fromkeys(server["host_size"] for server in servers):
         chosen = [server for server in servers if server["host_size"] == host_size]
         yield ["–" if host_size == "none" else host_size, *(cell(chosen, policy) for policy in POLICIES)]

@@ -236,7 +236,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         if getattr(req, "_kvflow_watched", None) == req.retraction_count:
             return
         req._kvflow_watched = req.retraction_count
-        rest_tokens = len(req.origin_input_ids) % self.tree_core.unit_tokens
+        rest_tokens = self._rest_tokens(len(req.origin_input_ids))
         self.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest_tokens)
 
     def _leave(self, req: Any, checkpointed: bool) -> None:
@@ -255,8 +255,13 @@ class KvflowRadixCache(UnifiedRadixCache):
             tokens = req.full_untruncated_fill_ids[: req.owned_kv_len()]
             whole = digests(tokens, _namespace(req), self.tree_core.unit_tokens, known=prompt)
             self.accounting.cached(whole[len(prompt) :])
-            rest_tokens = len(tokens) % self.tree_core.unit_tokens
+            rest_tokens = self._rest_tokens(len(tokens))
         self.trust.ended(req.rid, whole, self.memory(), rest_tokens)
+
+    def _rest_tokens(self, tokens: int) -> int:
+        """What of so many tokens lies behind the last full unit, in pages that can be cached."""
+        rest_tokens = tokens % self.tree_core.unit_tokens
+        return rest_tokens - rest_tokens % self.page_size
 
     def _digests(self, req: Any) -> list[int]:
         """Digests of a request's prompt, computed once."""

@@ -18,6 +18,7 @@ from simpy.events import ProcessGenerator
 from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier
 from kvflow.engine.guard import MemoryView
 from kvflow.sim.admission import Everyone
+from kvflow.sim.context import Context
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
 from kvflow.sim.request import Request
@@ -259,8 +260,13 @@ class Server:
                 device_hit=hits["device"],
                 host_hit=hits["host"],
                 memory=self._view(request),
-                rest_tokens=request.prompt.tokens % self._accounting.unit_tokens,
+                rest_tokens=self._rest_tokens(request.prompt),
             )
+
+    def _rest_tokens(self, context: Context) -> int:
+        """What of a context lies behind its last full unit, in pages that can be cached."""
+        rest_tokens = context.tokens % self._accounting.unit_tokens
+        return rest_tokens - rest_tokens % self._memory.page_tokens
 
     def _view(self, starting: Request | None = None) -> MemoryView:
         """Memory as the guard wants to know it: prompts that have started count as a whole, not as what is left."""
@@ -379,7 +385,7 @@ class Server:
         self._programs.left(request, request.output_tokens)
         self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
         if self._guard is not None:
-            rest_tokens = request.whole.tokens % self._accounting.unit_tokens
+            rest_tokens = self._rest_tokens(request.whole)
             self._guard.ended(request, request.whole.digests, memory=self._view(), rest_tokens=rest_tokens)
         request.done.succeed(True)
 
