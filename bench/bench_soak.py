@@ -44,6 +44,7 @@ FLAGS = (
     "--max-running-requests", "8", "--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO),
     "--hicache-write-policy", "write_through",
 )  # fmt: skip
+KVFLOW_FLAGS = ("--enable-kvflow", "--kvflow-admission", "workflow")
 CANCELLED, DYING, LYING, UNHINTED = 0.06, 0.02, 0.15, 0.1
 """Shares: requests cancelled, clients that vanish after a call, facts that are wrong, requests without any."""
 TIE_NATS = 1e-3
@@ -259,6 +260,7 @@ def server(folder: Path, name: str, *flags: str) -> Iterator[str]:
     environment = {
         "KVFLOW_CPU_LINK_BYTES_PER_S": str(LINK_BYTES_S),
         "KVFLOW_STRICT": "1",
+        "KVFLOW_COSTS__PREFILL_TOKEN_S": "1e-3",  # slow enough for holding programs to pay
         "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
         "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
@@ -282,7 +284,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULT)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        with server(Path(folder), "soak", *FLAGS, *([] if options.no_kvflow else ["--enable-kvflow"])) as url:
+        with server(Path(folder), "soak", *FLAGS, *([] if options.no_kvflow else KVFLOW_FLAGS)) as url:
             seen, state = asyncio.run(soak(url, options))
         with server(Path(folder), "reference", "--disable-radix-cache") as url:
             found = asyncio.run(verify(url, seen, options.seed))

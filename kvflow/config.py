@@ -58,6 +58,14 @@ class Guard(_Section):
     """On top of it, the cost of computing so many prompts: a young or small cache has little to compare with."""
 
 
+class Admission(_Section):
+    """Whose requests run."""
+
+    mode: Literal["fcfs", "workflow"] = "fcfs"
+    """``fcfs`` leaves it to SGLang. ``workflow`` runs the programs whose contexts fit together, where that pays, and
+    lets the others wait between two requests; requests without hints are never held."""
+
+
 class Costs(_Section):
     """What hits save on this model and machine. The defaults suit an 8B model on one GPU of the H100's kind."""
 
@@ -135,6 +143,7 @@ class Settings(BaseSettings):
     """A seam that does not hold is an error, not a feature turned off (tests, benchmarks)."""
     eviction: Eviction = Eviction()
     guard: Guard = Guard()
+    admission: Admission = Admission()
     costs: Costs = Costs()
     intake: Intake = Intake()
     pin: Pin = Pin()

@@ -280,6 +280,16 @@ class ControlPlane:
             state.announced = update
             intake.updates.append(update)
 
+    def program_of(self, workflow_id: str) -> str:
+        """The workflow at the root of a live one."""
+        seen = {workflow_id}
+        current = self._workflows.get(workflow_id)
+        while current is not None and current.parent_id and current.parent_id not in seen:
+            seen.add(current.parent_id)
+            workflow_id = current.parent_id
+            current = self._workflows.get(workflow_id)
+        return workflow_id
+
     def _touch(self, workflow: Workflow) -> None:
         """Note a sign of life; a sub-workflow is one for its parents too."""
         now_s = self._clock()

@@ -56,7 +56,7 @@ class Programs:
 
     def __len__(self) -> int:
         """Number of programs under way."""
-        return len(self._programs)
+        return sum(self._look(program) for program in self._programs.values())
 
     @property
     def held(self) -> int:
@@ -64,20 +64,23 @@ class Programs:
         return sum(not (one.running or one.program.view.admitted) for one in self._requests.values())
 
     def arrived(self, key: Hashable, claim: PromptClaim, tokens: int) -> None:
-        """A request has entered the queue.
+        """A request has entered the queue, or has come back to it.
 
         Args:
             key: names it until it has :meth:`left`.
             claim: whose it is.
-            tokens: length of its prompt and of what it may generate.
+            tokens: length of its prompt.
         """
+        self._changed = True
+        if key in self._requests:
+            self._requests[key].running = False
+            return
         name = claim.program_id or claim.workflow_id
         program = self._programs.get(name)
         if program is None:
             program = self._programs[name] = _Program(ProgramView())
         program.workflows[claim.workflow_id] = None
         program.requests[key] = self._requests[key] = _Request(program, claim, tokens)
-        self._changed = True
 
     def started(self, key: Hashable) -> None:
         """A request has been given its memory."""
@@ -95,11 +98,13 @@ class Programs:
         self._margin = min(_MOST_MARGIN, self._margin + _MARGIN_STEP)
 
     def left(self, key: Hashable, generated_tokens: int) -> None:
-        """A request has been answered or given up."""
+        """A request has been answered or given up; the latter say nothing about how much is generated."""
         request = self._requests.pop(key, None)
         if request is not None:
             del request.program.requests[key]
-            self._step_tokens += _STEP_WEIGHT * (generated_tokens - self._step_tokens)
+            if generated_tokens:
+                weight = _STEP_WEIGHT if self._step_tokens else 1.0
+                self._step_tokens += weight * (generated_tokens - self._step_tokens)
             self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
             self._changed = True
 
@@ -143,7 +148,7 @@ class Programs:
                     back_s = left_s if back_s is None else min(back_s, left_s)
         for request in program.requests.values():
             key = (request.claim.workflow_id, request.claim.agent)
-            held[key] = max(held.get(key, 0.0), request.tokens - self._fixed_tokens(request.claim))
+            held[key] = max(held.get(key, 0.0), request.tokens + self._step_tokens - self._fixed_tokens(request.claim))
         view = program.view
         view.live_tokens = round(sum(held.values()))
         view.back_s = back_s

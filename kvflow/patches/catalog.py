@@ -237,6 +237,16 @@ SEAMS: tuple[Seam, ...] = (
         "Times finished loads.",
     ),
     Seam(
+        name="scheduler.admission",
+        role=Role.SCHEDULER,
+        kind=Kind.AROUND,
+        feature=Feature.ADMISSION,
+        target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+        parameters=("self",),
+        body="kvflow.patches.admission:prefill_batch",
+        why="Keeps requests of programs that wait for their turn out of the queue while a prefill batch is formed.",
+    ),
+    Seam(
         name="load.wait",
         role=Role.SCHEDULER,
         kind=Kind.AROUND,

@@ -32,6 +32,13 @@ def declare(result: None, parser: argparse.ArgumentParser) -> None:
         help="Eviction order on the device and host tiers (default: cost): "
         f"{', '.join(name for name in POLICIES if name not in ORACLES)}, or one that another package brings.",
     )
+    group.add_argument(
+        "--kvflow-admission",
+        choices=("fcfs", "workflow"),
+        default=None,
+        help="Whose requests run: everyone's, in SGLang's own order (default: fcfs), or those of the programs whose "
+        "contexts fit together, where that pays.",
+    )
     group.add_argument("--kvflow-config", metavar="FILE", default=None, help="YAML file with kvflow's settings.")
 
 
@@ -44,13 +51,15 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
         SeamMissingError: a seam does not hold and ``KVFLOW_STRICT`` is set.
     """
     if not (args.enable_kvflow or switch.enabled()):
-        if args.kvflow_policy or args.kvflow_config:
-            raise ConfigError("--kvflow-policy and --kvflow-config need --enable-kvflow")
+        if args.kvflow_policy or args.kvflow_admission or args.kvflow_config:
+            raise ConfigError("--kvflow-policy, --kvflow-admission and --kvflow-config need --enable-kvflow")
         return server_args
     if args.kvflow_config:
         os.environ[config.CONFIG_VARIABLE] = args.kvflow_config
     if args.kvflow_policy:
         os.environ["KVFLOW_EVICTION__POLICY"] = args.kvflow_policy
+    if args.kvflow_admission:
+        os.environ["KVFLOW_ADMISSION__MODE"] = args.kvflow_admission
     settings = config.load()
     require_servable(settings.eviction.policy)
     versions.require_supported()

@@ -187,6 +187,7 @@ class Front:
             workflow_type=step.workflow_type,
             agent=step.agent,
             fixed_tokens=fixed_tokens,
+            program_id=self.plane.program_of(step.workflow_id),
         )
 
     async def _keep_time(self) -> None:

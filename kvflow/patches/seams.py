@@ -51,6 +51,7 @@ class Feature(StrEnum):
     HINTS = "hints"
     EVICTION = "eviction"
     ACCOUNTING = "accounting"
+    ADMISSION = "admission"
     CPU_ENGINE = "cpu_engine"
 
 

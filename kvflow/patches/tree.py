@@ -22,6 +22,7 @@ from kvflow import config
 from kvflow.engine import Accounting, Coordinator, Tier, digests, unit_tokens
 from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall, switch
+from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.metrics import Exporter
@@ -173,6 +174,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self._stall_base_s = 0.0
         self._in_use: Counter[int] = Counter()
         self._chunk_tokens = max(params.chunked_prefill_size or 0, 0) or _WHOLE_PROMPT
+        self.gate = Gate(self) if config.load().admission.mode == "workflow" else None
         self._tagging = Guard("claims")
         self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
@@ -193,11 +195,15 @@ class KvflowRadixCache(UnifiedRadixCache):
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
+        if self.gate is not None:
+            self.gate.left(req)
         self._tagging.run(self._answered, req, default=None)
         self._watching.run(self._leave, req, checkpointed, default=None)
 
     def claim_kv_row(self, req: Any) -> bool:
         claimed = super().claim_kv_row(req)
+        if claimed and self.gate is not None:
+            self.gate.left(req)
         if claimed:  # a streaming session keeps what the request had, so that it is not released
             self._tagging.run(self._answered, req, default=None)
             self._watching.run(self._leave, req, False, default=None)

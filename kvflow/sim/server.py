@@ -78,7 +78,7 @@ class Server:
             node = self._tree.match(request.prompt, request.near, self._matchable(request))
             yield from self._memory.fetch(node)
         self._waiting.append(request)
-        self._programs.arrived(request, request.claim, request.whole.tokens)
+        self._programs.arrived(request, request.claim, request.prompt.tokens)
         if not self._wake.triggered:
             self._wake.succeed()
 

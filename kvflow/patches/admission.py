@@ -1,0 +1,88 @@
+"""Program-aware admission in SGLang: requests of programs that wait for their turn are kept out of its sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvflow.engine import Programs
+from kvflow.patches.claim import claim_of
+from kvflow.patches.guard import Guard
+from kvflow.policy import AdmissionMemory, ProgramAdmission
+
+if TYPE_CHECKING:
+    from kvflow.patches.tree import KvflowRadixCache
+
+
+def prefill_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Form a prefill batch (hook around ``Scheduler._get_new_batch_prefill_raw``)."""
+    gate: Gate | None = getattr(self.tree_cache, "gate", None)
+    if gate is None:
+        return original(self, *args, **kwargs)
+    held = gate.hold(self)
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        gate.release(self, held)
+
+
+class Gate:
+    """Follows the programs of one scheduler's requests, and holds requests back for one pass at a time.
+
+    Decides by what every rank sees alike. Should it fail, SGLang admits as it always does.
+
+    Args:
+        cache: what there is to hold contexts in, and whose they are.
+    """
+
+    def __init__(self, cache: KvflowRadixCache) -> None:
+        coordinator = cache.coordinator
+        self.programs = Programs(coordinator.claims, ProgramAdmission(coordinator.costs))
+        self._cache = cache
+        self._queued: dict[str, int] = {}
+        self._guard = Guard("admission")
+
+    def hold(self, scheduler: Any) -> list[Any]:
+        """Take the requests out of the queue that are not to run now, and return them."""
+        queue: list[Any] = scheduler.waiting_queue
+        allowed = self._guard.run(self._allowed, queue, default=None)
+        if allowed is None:
+            return []
+        scheduler.waiting_queue = [req for req in queue if req.rid in allowed]
+        return [req for req in queue if req.rid not in allowed]
+
+    def release(self, scheduler: Any, held: list[Any]) -> None:
+        """Put them back where they were; what has left the queue has started."""
+        if held:
+            queued, last = self._queued, len(self._queued)
+            queue = [*held, *scheduler.waiting_queue]
+            scheduler.waiting_queue = sorted(queue, key=lambda req: queued.get(req.rid, last))
+        self._guard.run(self._started, scheduler.waiting_queue, default=None)
+
+    def left(self, req: Any) -> None:
+        """A request has given its memory back: answered, aborted, or to start again."""
+        if req.finished():
+            self._guard.run(self.programs.left, req.rid, len(req.output_ids), default=None)
+        else:
+            self._guard.run(self.programs.retracted, req.rid, default=None)
+
+    def _allowed(self, queue: list[Any]) -> set[str]:
+        rids = {req.rid: place for place, req in enumerate(queue)}
+        for rid in self._queued.keys() - rids.keys():
+            self.programs.left(rid, 0)  # aborted before it could start
+        for req in queue:
+            claim = claim_of(req)
+            if claim is not None and req.rid not in self._queued:
+                self.programs.arrived(req.rid, claim, len(req.origin_input_ids))
+        self._queued = rids
+        return set(self.programs.arrange(list(rids), self._memory()))
+
+    def _started(self, queue: list[Any]) -> None:
+        left = {req.rid: place for place, req in enumerate(queue)}
+        for rid in self._queued.keys() - left.keys():
+            self.programs.started(rid)
+        self._queued = left
+
+    def _memory(self) -> AdmissionMemory:
+        memory = self._cache.memory()
+        return AdmissionMemory(device_tokens=memory.device_tokens, host_tokens=memory.host_tokens)

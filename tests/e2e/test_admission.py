@@ -1,0 +1,75 @@
+"""Program-aware admission on the real server: who does not fit waits, and everybody is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from kvflow.hints import envelope, step_action
+from tests.e2e.conftest import HOST_TIER, Server
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+DEVICE_TOKENS = 2048
+PROGRAMS, TURNS = 6, 3
+SLOW_PREFILL = {"KVFLOW_COSTS__PREFILL_TOKEN_S": "0.001", "KVFLOW_COSTS__LOAD_TOKEN_S": "0.001"}
+"""A machine on which contexts are dear, so that it pays to hold programs back."""
+
+
+@pytest.fixture(scope="module")
+def gated(start: Callable[..., Any]) -> Iterator[Server]:
+    flags = ("--enable-kvflow", "--kvflow-admission", "workflow", "--max-total-tokens", str(DEVICE_TOKENS))
+    with start(*flags, *HOST_TIER, env=SLOW_PREFILL) as server:
+        yield server
+
+
+def program(server: Server, name: str) -> list[str]:
+    """An agent that works on 600 to 900 tokens; returns what it says."""
+    text = f"{name}: " + f"{name} looks at something long. " * 20
+    said = []
+    for turn in range(TURNS):
+        answer = server.step(name, "worker", text, final=turn == TURNS - 1, workflow_type="long")["text"]
+        said.append(answer)
+        text += answer + f" and then, in turn {turn}, something more. " * 3
+    return said
+
+
+def test_programs_that_do_not_fit_wait_and_all_say_what_they_would_say_alone(gated: Server) -> None:
+    names = [f"program-{number}" for number in range(PROGRAMS)]
+    held = []
+    with ThreadPoolExecutor(PROGRAMS) as pool:
+        running = [pool.submit(program, gated, name) for name in names]
+        while not all(one.done() for one in running):
+            held.append(gated.get("stats")["replicas"][0]["admission"]["held"])
+    together = [one.result() for one in running]
+    assert max(held) > 0
+    gated.fresh()
+    alone = [program(gated, name) for name in names]
+    assert together == alone
+    assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
+    assert gated.get("status")["degraded"] == {}
+
+
+def test_requests_without_hints_are_not_held(gated: Server) -> None:
+    gated.fresh()
+    assert gated.generate("hello " * 50)["meta_info"]["completion_tokens"] == 4
+
+
+def test_a_client_that_gives_up_leaves_nobody_waiting(gated: Server) -> None:
+    gated.fresh()
+    names = [f"quitter-{number}" for number in range(PROGRAMS)]
+
+    def give_up(name: str) -> None:
+        text = f"{name}: " + f"{name} looks at something long. " * 20
+        action = step_action(workflow_id=name, workflow_type="long", agent="worker")
+        body = {"text": text, "sampling_params": {"max_new_tokens": 400}, "kv_hints": envelope([action])}
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{gated.url}/generate", json=body, timeout=0.5)
+
+    with ThreadPoolExecutor(PROGRAMS) as pool:
+        list(pool.map(give_up, names))
+    assert program(gated, "patient")
