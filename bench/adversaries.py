@@ -29,17 +29,6 @@ class Inverted(CostPolicy):
         return (-cls, -value)
 
 
-class MRU(CostPolicy):
-    """Evicts what was used last, which is what LRU keeps longest."""
-
-    name = "mru"
-    uses_age = True
-
-    def rank(self, leaf: Leaf) -> Rank:
-        """Rank by descending age."""
-        return (0.0, -leaf.age)
-
-
 class Random(CostPolicy):
     """As good as no prediction at all, and recency ignored."""
 
@@ -79,7 +68,6 @@ class Hostile(CostPolicy):
 
 ADVERSARIES: dict[str, PolicyFactory] = {
     "inverted": Inverted,
-    "mru": MRU,
     "random": Random,
     "stale": Stale,
     "hostile": Hostile,

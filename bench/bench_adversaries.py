@@ -84,7 +84,9 @@ def run(options: argparse.Namespace) -> None:
     if result.setdefault("settings", settings) != settings:
         sys.exit(f"{options.json.name} was made with other settings: {result['settings']}; name another file by --json")
     result |= {"bench": "adversaries", **circumstances()}
-    for name, path in missing(options, result["sources"]):
+    for name, path in bench_simulate.sources_of(options):
+        if name in result["sources"]:
+            continue
         try:
             measured = simulated(path, options)
         except TraceError as error:
@@ -94,14 +96,6 @@ def run(options: argparse.Namespace) -> None:
             result["sources"][name] = {"commit": result["git"]["commit"], "servers": measured}
             bench_simulate.write(result, options.json)
             print(f"{name}: " + "; ".join(" ".join(cells) for cells in rows(measured)), flush=True)
-
-
-def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Sources that are not in the result yet."""
-    for path in sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz")):
-        name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
-        if name not in done and any(part in name for part in options.sources):
-            yield name, path
 
 
 def simulated(path: Path, options: argparse.Namespace) -> list[dict[str, Any]] | None:

@@ -119,10 +119,9 @@ def run(options: argparse.Namespace) -> None:
 
 def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Source]:
     """What is not in the result yet."""
-    for path in sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz")):
-        name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
+    for name, path in sources_of(options):
         known = [setup for setup in done.get(name, {}).get("setups", []) if has_all(setup, options.policies)]
-        if not any(part in name for part in options.sources) or len(known) == SERVERS:
+        if len(known) == SERVERS:
             continue
         try:
             workload, setups = fitting(read_workload([path]), options)
@@ -141,6 +140,14 @@ def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Sourc
             programs=programs,
             calls=round(programs * len(workload.request_tokens) / len(workload.programs)),
         )
+
+
+def sources_of(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """Traces that were asked for, by name."""
+    for path in sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz")):
+        name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
+        if any(part in name for part in options.sources):
+            yield name, path
 
 
 def has_all(setup: dict[str, Any], policies: list[str]) -> bool:

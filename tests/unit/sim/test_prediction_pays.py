@@ -64,7 +64,7 @@ def test_cost_does_not_lose_to_lru(kind: str, host: float) -> None:
 
 
 @pytest.mark.usefixtures("adversaries")
-@pytest.mark.parametrize("policy", sorted(ADVERSARIES.keys() - {"mru"}))
+@pytest.mark.parametrize("policy", sorted(ADVERSARIES))
 @pytest.mark.parametrize("kind", ["react", "loop"])
 @pytest.mark.parametrize("host", [0.0, 0.4])
 def test_the_guard_bounds_what_wrong_predictions_cost(kind: str, policy: str, host: float) -> None:
