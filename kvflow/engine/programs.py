@@ -13,6 +13,8 @@ from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 Key = TypeVar("Key", bound=Hashable)
 
 _RECONSIDER_S = 0.25
+_LOOK_S = 5.0
+"""How often to look at programs that have no request and no place."""
 _FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
 _STEP_WEIGHT = 0.02
 _MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
@@ -31,6 +33,7 @@ class _Program:
     view: ProgramView
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, _Request] = field(default_factory=dict)
+    looked_s: float = 0.0
 
 
 class Programs:
@@ -109,8 +112,12 @@ class Programs:
             self._changed = True
 
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
-        """Say which of the requests that wait may run, in the order given."""
-        self._settle(memory)
+        """Say which of the requests that wait may run, in the order given.
+
+        Cost: O(programs with a request or a place), when something has changed and somebody waits.
+        """
+        if waiting:
+            self._settle(memory)
         return [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
 
     def _settle(self, memory: AdmissionMemory) -> None:
@@ -124,8 +131,10 @@ class Programs:
                 view.held_s += passed_s
             else:
                 view.served_s += passed_s
-        for name in [name for name, program in self._programs.items() if not self._look(program)]:
-            del self._programs[name]
+        for name, program in [*self._programs.items()]:
+            at_stake = program.requests or program.view.admitted
+            if (at_stake or now_s - program.looked_s >= _LOOK_S) and not self._look(program):
+                del self._programs[name]
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
         )
@@ -133,6 +142,7 @@ class Programs:
 
     def _look(self, program: _Program) -> bool:
         """Bring the view of a program up to date; tells whether it is still under way."""
+        program.looked_s = self._claims.clock.now_s
         held: dict[tuple[str, str], float] = {}
         back_s: float | None = None
         for workflow_id in list(program.workflows):
