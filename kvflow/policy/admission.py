@@ -65,7 +65,7 @@ class ProgramAdmission:
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has run
     for its size), so that short ones are not kept up by long ones and nobody starves. When contexts outgrow the device
-    the youngest program that runs no request gives up its place. The device never idles while somebody waits.
+    the last in this order that runs no request gives up its place, the youngest if they are equal. The device never idles while somebody waits.
 
     Source: running programs to what fits is ThunderAgent's (arXiv 2602.13692, §4); the rule for tools is InferCept's
     comparison of preserve with discard or swap (arXiv 2402.01869, §4.1); highest response ratio next is Brinch Hansen's
@@ -87,11 +87,12 @@ class ProgramAdmission:
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
                 program.admitted = self._worth_its_place(program, memory, loads=loads)
-        used = self._shrink(programs, memory)
-        waiting = [program for program in programs if program.waiting and not program.admitted]
-        at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
         typical_s = 1.0 + sum(program.served_s for program in programs) / max(1, len(programs))
-        for program in sorted(waiting, key=lambda program: program.response_ratio(typical_s), reverse=True):
+        by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
+        used = self._shrink(by_turn, memory)
+        waiting = [program for program in by_turn if program.waiting and not program.admitted]
+        at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
+        for program in waiting:
             if at_work and used + program.live_tokens > memory.device_tokens:
                 break
             program.admitted = at_work = True
@@ -107,10 +108,10 @@ class ProgramAdmission:
         return idle_s <= _PATIENCE * self._restore_s(program.live_tokens, loads=loads)
 
     @staticmethod
-    def _shrink(programs: Sequence[ProgramView], memory: AdmissionMemory) -> int:
-        """Take places away until the contexts of those who have one fit; returns their tokens."""
-        used = sum(program.live_tokens for program in programs if program.admitted)
-        for program in reversed(programs):
+    def _shrink(by_turn: Sequence[ProgramView], memory: AdmissionMemory) -> int:
+        """Take places away, the last one's first, until the contexts of the others fit; returns their tokens."""
+        used = sum(program.live_tokens for program in by_turn if program.admitted)
+        for program in reversed(by_turn):
             if used <= memory.device_tokens:
                 break
             if program.admitted and not program.busy:
