@@ -63,9 +63,10 @@ class ProgramAdmission:
     for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / device <= restore_s``,
     with some patience. Restoring is a load from the host if all contexts have room there, else a computation.
 
-    *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has run
-    for its size), so that short ones are not kept up by long ones and nobody starves. When contexts outgrow the device
-    the last in this order that runs no request gives up its place, the youngest if they are equal. The device never idles while somebody waits.
+    *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
+    run for its size), so that short ones are not kept up by long ones and nobody starves. When contexts outgrow the
+    device the last in this order that runs no request gives up its place, the youngest if they are equal. The device
+    never idles while somebody waits.
 
     Source: running programs to what fits is ThunderAgent's (arXiv 2602.13692, §4); the rule for tools is InferCept's
     comparison of preserve with discard or swap (arXiv 2402.01869, §4.1); highest response ratio next is Brinch Hansen's
