@@ -57,8 +57,9 @@ class Programs:
         self._changed = True
         self._settled_s = 0.0
 
-    def __len__(self) -> int:
-        """Number of programs under way."""
+    @property
+    def under_way(self) -> int:
+        """Number of programs that have not ended. Cost: O(programs)."""
         return sum(self._look(program) for program in self._programs.values())
 
     @property

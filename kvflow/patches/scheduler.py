@@ -72,7 +72,7 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     data["live_workflows"] = len(cache.coordinator.claims)
     data["guard"] = cache.trust.as_dict()
     if cache.gate is not None:
-        data["admission"] = {"programs": len(cache.gate.programs), "held": cache.gate.programs.held}
+        data["admission"] = {"programs": cache.gate.programs.under_way, "held": cache.gate.programs.held}
     data["queue_s"] = cache.coordinator.claims.clock.queue_s
     if reset:
         cache.restart_counters()

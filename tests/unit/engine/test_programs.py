@@ -51,7 +51,7 @@ def test_the_next_program_begins_when_one_has_ended() -> None:
     table.answer("a")
     table.end("a")
     assert table.allowed("b", "c") == ["b", "c"]
-    assert len(table.programs) == 2
+    assert table.programs.under_way == 2
 
 
 def test_a_sub_workflow_is_part_of_its_program() -> None:
@@ -59,9 +59,9 @@ def test_a_sub_workflow_is_part_of_its_program() -> None:
     table.ask("a", 10_000)
     table.ask("b", 80_000)
     table.allowed("a", "b")
-    assert len(table.programs) == 2
+    assert table.programs.under_way == 2
     table.ask("a/1", 10_000, program="a")
-    assert len(table.programs) == 2
+    assert table.programs.under_way == 2
     assert table.allowed("a", "b", "a/1") == ["a", "a/1"]
 
 
@@ -78,7 +78,7 @@ def test_a_workflow_nobody_has_announced_is_a_program_as_long_as_it_asks() -> No
     assert table.programs.arrange([1], MEMORY) == [1]
     table.programs.left(1, 10)
     assert table.programs.arrange([], MEMORY) == []
-    assert len(table.programs) == 0
+    assert table.programs.under_way == 0
 
 
 def test_every_retraction_teaches_that_less_fits() -> None:
@@ -90,6 +90,17 @@ def test_every_retraction_teaches_that_less_fits() -> None:
             table.programs.started(key)
         table.programs.retracted("b")
     assert table.allowed("b") == []
+
+
+def test_a_request_that_comes_back_to_the_queue_is_the_same_request() -> None:
+    table = Table()
+    keys = [table.ask(name) for name in "ab"]
+    table.allowed(*keys)
+    table.programs.started("a")
+    table.programs.retracted("a")
+    table.programs.arrived("a", PromptClaim(workflow_id="a", workflow_type="t", agent="a"), 40_000)
+    assert table.allowed("a", "b") == ["a", "b"]
+    assert table.programs.held == 0
 
 
 def test_strangers_may_leave() -> None:
