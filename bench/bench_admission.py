@@ -12,9 +12,7 @@ Usage: python bench/bench_admission.py DATA [--sources swe tau] [--seeds 2] [--c
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import os
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -26,17 +24,13 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import bench_simulate  # noqa: E402
+from by_source import Bench, Servers, enough, programs_of  # noqa: E402
 
-from kvflow.cli.circumstances import circumstances  # noqa: E402
-from kvflow.errors import TraceError  # noqa: E402
 from kvflow.sim import SimSettings, load_profile, simulate  # noqa: E402
 from kvflow.sim.admission import Admission  # noqa: E402
 from kvflow.sim.measures import quantile  # noqa: E402
 from kvflow.sim.workload import Workload, read_workload  # noqa: E402
 
-RESULT = HERE / "results" / "admission.json"
-PAGE = HERE.parent / "docs" / "admission-results.md"
 CONCURRENCY = 24
 SERVERS = ((0.33, 0.0), (0.33, 0.67), (1.5, 0.0))
 """Device and host tier, as shares of what the programs that run at a time hold."""
@@ -60,51 +54,24 @@ programs: more than twice as long).
 
 def main() -> None:
     """Run and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", help="folder with traces (*.jsonl, *.jsonl.gz) at any depth")
-    parser.add_argument("--sources", nargs="*", default=[""], help="only files whose path has one of these in it")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--calls", type=int, default=600, help="LLM calls per simulation, about; sets the programs")
-    parser.add_argument("--profile", default="h200")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, default=RESULT)
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    options = parser.parse_args()
-    options.limit = None
-    if not options.page:
-        if options.data is None or not options.data.is_dir():
-            parser.error("give the folder with the traces")
-        run(options)
-    page = PAGE if options.json == RESULT else options.json.with_suffix(".md")
-    page.write_text(render(json.loads(options.json.read_text())))
-    print(f"written: {page.name}")
+    Bench(
+        name="admission",
+        description=__doc__ or "",
+        page=HERE.parent / "docs" / "admission-results.md",
+        calls=600,
+        measured=simulated,
+        rows=rows,
+        render=render,
+    ).main()
 
 
-def run(options: argparse.Namespace) -> None:
-    """Simulate what is missing."""
-    settings = {name: getattr(options, name) for name in ("seeds", "calls", "profile")}
-    result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
-    if result.setdefault("settings", settings) != settings:
-        sys.exit(f"{options.json.name} was made with other settings: {result['settings']}; name another file by --json")
-    result |= {"bench": "admission", **circumstances()}
-    for name, path in bench_simulate.sources_of(options):
-        if name in result["sources"]:
-            continue
-        try:
-            workload = read_workload([path])
-        except TraceError as error:
-            print(f"left out: {name}: {str(error).replace(str(path), path.name).partition(' (')[0]}")
-            continue
-        limit = max(2 * CONCURRENCY, bench_simulate.programs_of(workload, options))
-        live_tokens = workload.live_tokens(CONCURRENCY, limit)
-        fitting = workload.up_to(int(SERVERS[0][0] * live_tokens))
-        if len(fitting.programs) < CONCURRENCY:
-            print(f"left out: {name}: fewer than {CONCURRENCY} programs that fit")
-            continue
-        servers = [compared(fitting, limit, server, options) for server in SERVERS]
-        result["sources"][name] = {"commit": result["git"]["commit"], "servers": servers}
-        bench_simulate.write(result, options.json)
-        print(f"{name}: " + "; ".join(" ".join(cells) for cells in rows(servers)), flush=True)
+def simulated(path: Path, options: argparse.Namespace) -> Servers:
+    """All arms on the servers of a source."""
+    workload = read_workload([path])
+    limit = max(2 * CONCURRENCY, programs_of(workload, options))
+    live_tokens = workload.live_tokens(CONCURRENCY, limit)
+    fitting = enough(workload.up_to(int(SERVERS[0][0] * live_tokens)), CONCURRENCY)
+    return [compared(fitting, limit, server, options) for server in SERVERS]
 
 
 def compared(

@@ -11,8 +11,6 @@ Usage: python bench/bench_adversaries.py DATA [--sources swe tau] [--seeds 2] [-
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -22,17 +20,14 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import bench_simulate  # noqa: E402
 from adversaries import ADVERSARIES, GuardedLRU, registered  # noqa: E402
+from bench_simulate import fitting  # noqa: E402
+from by_source import Bench, Servers, programs_of  # noqa: E402
 
-from kvflow.cli.circumstances import circumstances  # noqa: E402
-from kvflow.errors import TraceError  # noqa: E402
 from kvflow.sim import load_profile  # noqa: E402
 from kvflow.sim.compare import BASELINE, Plan, Run, compare  # noqa: E402
 from kvflow.sim.workload import read_workload  # noqa: E402
 
-RESULT = HERE / "results" / "adversaries.json"
-PAGE = HERE.parent / "docs" / "guard.md"
 CONCURRENCY = 12
 POLICIES = (GuardedLRU.name, *ADVERSARIES)
 MEASURES = ("recomputed_tokens", "lost_s")
@@ -56,61 +51,28 @@ single prompt doubles.
 
 def main() -> None:
     """Run and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", help="folder with traces (*.jsonl, *.jsonl.gz) at any depth")
-    parser.add_argument("--sources", nargs="*", default=[""], help="only files whose path has one of these in it")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--calls", type=int, default=400, help="LLM calls per simulation, about; sets the programs")
-    parser.add_argument("--profile", default="h200")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, default=RESULT)
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    options = parser.parse_args()
-    options.limit = None
-    if not options.page:
-        if options.data is None or not options.data.is_dir():
-            parser.error("give the folder with the traces")
-        with registered():
-            run(options)
-    page = PAGE if options.json == RESULT else options.json.with_suffix(".md")
-    page.write_text(render(json.loads(options.json.read_text())))
-    print(f"written: {page.name}")
+    with registered():
+        Bench(
+            name="adversaries",
+            description=__doc__ or "",
+            page=HERE.parent / "docs" / "guard.md",
+            calls=400,
+            measured=simulated,
+            rows=rows,
+            render=render,
+        ).main()
 
 
-def run(options: argparse.Namespace) -> None:
-    """Simulate what is missing."""
-    settings = {name: getattr(options, name) for name in ("seeds", "calls", "profile")}
-    result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
-    if result.setdefault("settings", settings) != settings:
-        sys.exit(f"{options.json.name} was made with other settings: {result['settings']}; name another file by --json")
-    result |= {"bench": "adversaries", **circumstances()}
-    for name, path in bench_simulate.sources_of(options):
-        if name in result["sources"]:
-            continue
-        try:
-            measured = simulated(path, options)
-        except TraceError as error:
-            print(f"left out: {name}: {str(error).replace(str(path), path.name).partition(' (')[0]}")
-            continue
-        if measured is not None:
-            result["sources"][name] = {"commit": result["git"]["commit"], "servers": measured}
-            bench_simulate.write(result, options.json)
-            print(f"{name}: " + "; ".join(" ".join(cells) for cells in rows(measured)), flush=True)
-
-
-def simulated(path: Path, options: argparse.Namespace) -> list[dict[str, Any]] | None:
-    """Every order on the servers of a source, or None if too few of its programs fit."""
-    workload, setups = bench_simulate.fitting(read_workload([path]), options)
+def simulated(path: Path, options: argparse.Namespace) -> Servers:
+    """Every order on the servers of a source."""
+    workload, setups = fitting(read_workload([path]), options)
     setups = [setup for setup in setups if setup.concurrency == CONCURRENCY]
-    if len(workload.programs) < CONCURRENCY:
-        print(f"left out: {path.parent.name}: fewer than {CONCURRENCY} programs that fit")
-        return None
     plan = Plan(
         profile=load_profile(options.profile),
         setups=setups,
         policies=POLICIES,
         seeds=range(options.seeds),
-        limit=bench_simulate.programs_of(workload, options),
+        limit=programs_of(workload, options),
     )
     runs = compare(plan, workload, jobs=options.jobs)
     return [

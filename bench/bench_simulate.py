@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -25,9 +24,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import simulate_page  # noqa: E402
+from by_source import begun, enough, left_out, options_of, parser_of, programs_of, sources_of, write  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
-from kvflow.errors import TraceError  # noqa: E402
 from kvflow.policy import POLICIES  # noqa: E402
 from kvflow.sim import load_profile  # noqa: E402
 from kvflow.sim.compare import DEFAULT_POLICIES, Plan, Setup, compare, grid  # noqa: E402
@@ -39,8 +38,6 @@ PAGE = HERE.parent / "docs" / "results.md"
 DEVICES, HOSTS, CONCURRENCIES = ("30%", "50%", "70%"), ("none", "100%"), (12, 24)
 ORDER = {name: index for index, name in enumerate(POLICIES)}
 SERVERS = len(DEVICES) * len(HOSTS) * len(CONCURRENCIES)
-LEAST_PROGRAMS = 32
-"""Fewer would leave the closed loop little time in which all places are taken."""
 CALLS_PER_S = 850
 """Of one process on an otherwise idle core; for the first estimate only."""
 MEASURES = (
@@ -52,21 +49,10 @@ MEASURES = (
 
 def main() -> None:
     """Run and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", help="folder with traces (*.jsonl, *.jsonl.gz) at any depth")
-    parser.add_argument("--sources", nargs="*", default=[""], help="only files whose path has one of these in it")
+    parser = parser_of(__doc__ or "", seeds=5, calls=1200, result=RESULT)
     parser.add_argument("--policies", nargs="*", default=DEFAULT_POLICIES)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=1200, help="LLM calls per simulation, about; sets the programs")
-    parser.add_argument("--limit", type=int, help="programs per simulation, instead of --calls")
-    parser.add_argument("--profile", default="h200")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, default=RESULT)
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    options = parser.parse_args()
+    options = options_of(parser)
     if not options.page:
-        if options.data is None or not options.data.is_dir():
-            parser.error("give the folder with the traces")
         run(options)
     page = PAGE if options.json == RESULT else options.json.with_suffix(".md")
     page.write_text(simulate_page.render(json.loads(options.json.read_text())))
@@ -93,9 +79,7 @@ def run(options: argparse.Namespace) -> None:
     names = ("seeds", "calls", "limit", "profile")
     settings = {name: getattr(options, name) for name in names} | {"devices": DEVICES, "hosts": HOSTS}
     settings = json.loads(json.dumps(settings | {"concurrencies": CONCURRENCIES}))
-    result: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {"sources": {}}
-    if result.setdefault("settings", settings) != settings:
-        sys.exit(f"{options.json.name} was made with other settings: {result['settings']}; name another file by --json")
+    result = begun(options.json, settings)
     profile = load_profile(options.profile)
     result |= {"bench": "simulate", **circumstances(), "profile": profile.model_dump()}
     todo = list(missing(options, result["sources"]))
@@ -123,42 +107,22 @@ def missing(options: argparse.Namespace, done: dict[str, Any]) -> Iterator[Sourc
         known = [setup for setup in done.get(name, {}).get("setups", []) if has_all(setup, options.policies)]
         if len(known) == SERVERS:
             continue
-        try:
+        with left_out(name, path):
             workload, setups = fitting(read_workload([path]), options)
-        except TraceError as error:
-            print(f"left out: {name}: {str(error).replace(str(path), path.name).partition(' (')[0]}")
-            continue
-        if len(workload.programs) < min(CONCURRENCIES):
-            print(f"left out: {name}: fewer than {min(CONCURRENCIES)} programs that fit")
-            continue
-        finished = [(setup["concurrency"], setup["host_size"], setup["device_size"]) for setup in known]
-        programs = programs_of(workload, options)
-        yield Source(
-            name=name,
-            path=path,
-            setups=[s for s in setups if (s.concurrency, s.host_size, s.device_size) not in finished],
-            programs=programs,
-            calls=round(programs * len(workload.request_tokens) / len(workload.programs)),
-        )
-
-
-def sources_of(options: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """Traces that were asked for, by name."""
-    for path in sorted(path for path in options.data.rglob("*.jsonl*") if path.suffix in (".jsonl", ".gz")):
-        name = str(path.relative_to(options.data)).removesuffix(".gz").removesuffix(".jsonl")
-        if any(part in name for part in options.sources):
-            yield name, path
+            finished = [(setup["concurrency"], setup["host_size"], setup["device_size"]) for setup in known]
+            programs = programs_of(workload, options)
+            yield Source(
+                name=name,
+                path=path,
+                setups=[s for s in setups if (s.concurrency, s.host_size, s.device_size) not in finished],
+                programs=programs,
+                calls=round(programs * len(workload.request_tokens) / len(workload.programs)),
+            )
 
 
 def has_all(setup: dict[str, Any], policies: list[str]) -> bool:
     """Whether a server has been simulated with all these policies."""
     return {policy["policy"] for policy in setup["policies"]} >= set(policies)
-
-
-def programs_of(workload: Workload, options: argparse.Namespace) -> int:
-    """How many programs a simulation takes."""
-    by_calls = round(options.calls * len(workload.programs) / len(workload.request_tokens))
-    return min(len(workload.programs), options.limit or max(LEAST_PROGRAMS, by_calls))
 
 
 def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, list[Setup]]:
@@ -168,7 +132,7 @@ def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, 
     says how many. To go on until none is rejected would leave little of sources with a few very long programs.
     """
     kept = workload.up_to(min(setup.device_tokens for setup in servers(workload, options)))
-    return kept, servers(kept, options) if kept.programs else []
+    return kept, servers(enough(kept, min(CONCURRENCIES)), options)
 
 
 def servers(workload: Workload, options: argparse.Namespace) -> list[Setup]:
@@ -219,13 +183,6 @@ def short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: short(part) for key, part in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """Replace the file as a whole."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, separators=(",", ":")))
-    part.replace(path)
 
 
 def told(result: dict[str, Any], name: str, setup: Setup) -> str:
