@@ -51,7 +51,12 @@ def simulate(
     model: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="config.json of the model; default Llama 3.1 8B.")
     ] = None,
-    admission: Annotated[str, typer.Option(help="Order in which requests are admitted: fcfs or workflow.")] = "fcfs",
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="Whose requests run: everyone's in turn (fcfs), or those of the programs that fit (workflow)."
+        ),
+    ] = "fcfs",
     guard: Annotated[bool, typer.Option(help="Let the guard bound what predictions can cost.")] = True,
     seed: Annotated[list[int] | None, typer.Option(help="Seed of the programs' order; repeatable.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds, from 0. Default 3.")] = None,

@@ -54,11 +54,6 @@ def test_programs_that_do_not_fit_wait_and_all_say_what_they_would_say_alone(gat
     assert gated.get("status")["degraded"] == {}
 
 
-def test_requests_without_hints_are_not_held(gated: Server) -> None:
-    gated.fresh()
-    assert gated.generate("hello " * 50)["meta_info"]["completion_tokens"] == 4
-
-
 def test_a_client_that_gives_up_leaves_nobody_waiting(gated: Server) -> None:
     gated.fresh()
     names = [f"quitter-{number}" for number in range(PROGRAMS)]

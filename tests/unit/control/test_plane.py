@@ -147,6 +147,16 @@ def test_the_next_step_of_the_agent_lifts_its_pin(plane: ControlPlane) -> None:
     assert pinned(updates[-1]) == set()
 
 
+def test_a_program_is_the_workflow_at_the_root_of_its_sub_workflows(plane: ControlPlane) -> None:
+    take(plane, step("plan", "root"))
+    take(plane, step("search", "child", parent_workflow_id="root"))
+    take(plane, step("read", "grandchild", parent_workflow_id="child"))
+    take(plane, step("a", "one", parent_workflow_id="other"), step("b", "other", parent_workflow_id="one"))
+    assert plane.program_of("grandchild") == plane.program_of("root") == "root"
+    assert plane.program_of("unheard of") == "unheard of"
+    assert plane.program_of("one") in ("one", "other")  # parents of each other: any answer, but one
+
+
 def test_an_idle_workflow_is_taken_for_dead_but_a_living_child_keeps_its_parent(
     plane: ControlPlane, clock: Clock
 ) -> None:
