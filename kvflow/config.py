@@ -66,6 +66,17 @@ class Admission(_Section):
     lets the others wait between two requests; requests without hints are never held."""
 
 
+class Prefetch(_Section):
+    """Loading contexts back from host to device before they are asked for."""
+
+    enabled: bool = True
+    """Do it, where the server has a host tier (``--enable-hierarchical-cache``)."""
+    link_share: float = Field(default=0.8, ge=0, le=1)
+    """Share of the link's time it may take, at most."""
+    max_tokens: int = Field(default=8192, ge=1)
+    """Tokens of one load, if nodes are not longer: what requests need themselves waits at most so long behind it."""
+
+
 class Costs(_Section):
     """What hits save on this model and machine. The defaults suit an 8B model on one GPU of the H100's kind."""
 
@@ -144,6 +155,7 @@ class Settings(BaseSettings):
     eviction: Eviction = Eviction()
     guard: Guard = Guard()
     admission: Admission = Admission()
+    prefetch: Prefetch = Prefetch()
     costs: Costs = Costs()
     intake: Intake = Intake()
     pin: Pin = Pin()

@@ -12,6 +12,7 @@ from kvflow.engine.coordinator import Coordinator, PromptClaim
 from kvflow.engine.digests import digests, unit_tokens
 from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.ports import Node
+from kvflow.engine.prefetch import DeviceView, Load, Prefetcher
 from kvflow.engine.programs import Programs
 
 __all__ = [
@@ -20,10 +21,13 @@ __all__ = [
     "ClaimTable",
     "Coordinator",
     "Counters",
+    "DeviceView",
     "FixedPromptBoundary",
     "Guard",
     "GuardSettings",
+    "Load",
     "Node",
+    "Prefetcher",
     "Programs",
     "PromptClaim",
     "Regret",

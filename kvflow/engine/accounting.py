@@ -37,6 +37,12 @@ class Counters:
         load_back_tokens: tokens they moved.
         load_back_s: seconds the transfers took, where the platform can time them.
         stall_s: seconds the forward pass waited for them.
+        prefetches: loads of them that began before a request asked.
+        prefetched_tokens: tokens these moved.
+        prefetch_used_tokens: those that were there when a request came.
+        prefetch_late_tokens: those that a request used, but came before.
+        prefetch_wasted_tokens: those that left the device again unused.
+        passed_over: times a request was passed over because its context was still being loaded.
     """
 
     requests: int = 0
@@ -49,6 +55,12 @@ class Counters:
     load_back_tokens: int = 0
     load_back_s: float = 0.0
     stall_s: float = 0.0
+    prefetches: int = 0
+    prefetched_tokens: int = 0
+    prefetch_used_tokens: int = 0
+    prefetch_late_tokens: int = 0
+    prefetch_wasted_tokens: int = 0
+    passed_over: int = 0
 
 
 class Accounting:

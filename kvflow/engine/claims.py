@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvflow.engine.ports import Node
@@ -55,6 +55,7 @@ class Role:
         ended_tokens: length of the dynamic tails that ended workflows left.
         revived_tokens: what later workflows found of those.
         claims: live claims that expect to run the agent.
+        tip: deepest node of its fixed prompt, as of the last time it ran.
     """
 
     agent: str
@@ -64,6 +65,7 @@ class Role:
     ended_tokens: int = 0
     revived_tokens: int = 0
     claims: dict[Claim, None] = field(default_factory=dict)
+    tip: Node | None = None
     _version: int = -1
     _steps: float | None = None
     _rate_hz: float = 0.0
@@ -286,8 +288,16 @@ class ClaimTable:
             changed |= claim.set(prediction)
         self.clock.version += changed
 
+    def expected(self) -> Iterator[Claim]:
+        """Claims of live workflows, and of those expected next, whose next use no request waits for yet."""
+        for table in (self._workflows, self._expected):
+            for claims in table.values():
+                yield from (claim for claim in claims.values() if claim.expected and not claim.waited_for)
+
     def forget_nodes(self) -> None:
         """No claim has a prompt in the cache any more."""
+        for role in self._roles.values():
+            role.tip = None
         for claims in self._workflows.values():
             for claim in claims.values():
                 claim.tip = None

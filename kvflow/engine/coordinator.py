@@ -223,6 +223,7 @@ class Coordinator:
             if end > fixed_tokens:
                 return
             _owners(node, end).hold_fixed(held)
+            held.role.tip = node
 
     def answered(self, claim: PromptClaim) -> None:
         """A request has been answered. The control plane will hear of it too, and say more, but later."""
@@ -241,8 +242,13 @@ class Coordinator:
         """The cache has been flushed: let go of its nodes. Workflows and their claims go on."""
         self.claims.forget_nodes()
 
+    def cached(self, node: Node) -> bool:
+        """Whether a node is in the cache at all."""
+        return self._cached(node)
+
     def split(self, upper: Node, lower: Node) -> None:
         """Hand the claims of a divided node to its new upper half."""
+        upper.load = lower.load
         if lower.owners is None:
             upper.owners = None
         else:
@@ -280,6 +286,10 @@ class Coordinator:
             return (True, (0.0, 0.0))
         return (False, self.rank(node))
 
+    def priority_on_device(self, node: Node) -> Priority:
+        """Order among the leaves of the device that a node on the host would have if it were loaded back."""
+        return (False, self._rank_leaf(node, self.standing(node), backed_up=True) if self._uses_claims else (0.0, 0.0))
+
     def rank(self, node: Node) -> Rank:
         """Rank a node for eviction, lowest first. Cost: O(1) unless a prediction changed since the last call."""
         owners = node.owners
@@ -299,7 +309,7 @@ class Coordinator:
         """Order class a node is in now."""
         return self.standing(node).cls
 
-    def _rank_leaf(self, node: Node, standing: Standing) -> Rank:
+    def _rank_leaf(self, node: Node, standing: Standing, *, backed_up: bool | None = None) -> Rank:
         age = 0.0
         if self._uses_age:
             age = 1 - bisect_left(self._times, node.last_access_time) / max(1, len(self._times) - 1)
@@ -309,7 +319,7 @@ class Coordinator:
                 tokens=len(node.key),
                 hits=node.hit_count,
                 age=age,
-                backed_up=self._backed_up(node),
+                backed_up=self._backed_up(node) if backed_up is None else backed_up,
             )
         )
 

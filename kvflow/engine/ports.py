@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from kvflow.engine.owners import Owners
+    from kvflow.engine.prefetch import Load
 
 
 class Node(Protocol):
     """A radix node, as far as ownership and order are concerned.
 
-    The body gives every node an ``owners`` attribute that starts as None, keeps it while the node lives on any tier,
-    and calls :meth:`Coordinator.split` when a node is divided. Names are SGLang's.
+    The body gives every node the attributes ``owners`` and ``load``, which start as None, keeps them while the node
+    lives on any tier, and calls :meth:`Coordinator.split` when a node is divided. Names are SGLang's.
 
     Attributes:
         key: what the node spans; its length is in tokens.
+        load: the prefetch that has brought it, until somebody uses it.
         parent: the node above; the root has none.
+        children: the nodes below, by whatever the body finds them by.
         last_access_time: when it was last used. Only the order counts: ranks need not agree on the value.
         hit_count: how often it was found.
         backuped: the host has a copy.
@@ -24,7 +27,9 @@ class Node(Protocol):
     """
 
     owners: Owners | None
+    load: Load | None
     parent: Any
+    children: Any
     last_access_time: float
     hit_count: int
 

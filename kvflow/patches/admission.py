@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvflow.engine import Programs
@@ -12,18 +11,6 @@ from kvflow.policy import AdmissionMemory, ProgramAdmission
 
 if TYPE_CHECKING:
     from kvflow.patches.tree import KvflowRadixCache
-
-
-def prefill_batch(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Form a prefill batch (hook around ``Scheduler._get_new_batch_prefill_raw``)."""
-    gate: Gate | None = getattr(self.tree_cache, "gate", None)
-    if gate is None:
-        return original(self, *args, **kwargs)
-    held = gate.hold(self)
-    try:
-        return original(self, *args, **kwargs)
-    finally:
-        gate.release(self, held)
 
 
 class Gate:

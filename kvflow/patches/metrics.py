@@ -37,6 +37,12 @@ class Exporter:
                 ("load_back_tokens", "Tokens loaded from host to device."),
                 ("load_back_seconds", "Seconds host-to-device loads took."),
                 ("stall_seconds", "Seconds forward passes waited for loads."),
+                ("prefetches", "Loads ahead of use."),
+                ("prefetched_tokens", "Tokens loaded ahead of use."),
+                ("prefetch_used_tokens", "Of those, tokens that were there when a request came."),
+                ("prefetch_late_tokens", "Of those, tokens that a request had to wait for."),
+                ("prefetch_wasted_tokens", "Of those, tokens that left the device again unused."),
+                ("passed_over", "Times a request was passed over because its context was still being loaded."),
                 ("regret_lost_tokens", "Tokens computed that LRU would have had in the cache."),
                 ("regret_gained_tokens", "Tokens in the cache that LRU would have had to compute."),
                 ("regret_lost_seconds", "Seconds lost against LRU, loads included."),
@@ -83,6 +89,12 @@ def _flatten(counters: Counters) -> Iterator[tuple[str, str, str, float]]:
     yield "load_back_tokens", "", "", counters.load_back_tokens
     yield "load_back_seconds", "", "", counters.load_back_s
     yield "stall_seconds", "", "", counters.stall_s
+    yield "prefetches", "", "", counters.prefetches
+    yield "prefetched_tokens", "", "", counters.prefetched_tokens
+    yield "prefetch_used_tokens", "", "", counters.prefetch_used_tokens
+    yield "prefetch_late_tokens", "", "", counters.prefetch_late_tokens
+    yield "prefetch_wasted_tokens", "", "", counters.prefetch_wasted_tokens
+    yield "passed_over", "", "", counters.passed_over
 
 
 def _flatten_regret(regret: Regret) -> Iterator[tuple[str, str, str, float]]:

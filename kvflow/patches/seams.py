@@ -52,6 +52,7 @@ class Feature(StrEnum):
     EVICTION = "eviction"
     ACCOUNTING = "accounting"
     ADMISSION = "admission"
+    PREFETCH = "prefetch"
     CPU_ENGINE = "cpu_engine"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.evict_policy import EvictionStrategy
@@ -27,6 +28,7 @@ from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.orders import require_servable
+from kvflow.patches.prefetch import Prefetch
 from kvflow.patches.seams import Feature, Role
 from kvflow.patches.trust import Trust
 from kvflow.policy import EvictionClass, ServingCosts
@@ -66,20 +68,20 @@ class ClaimOrder(EvictionStrategy):
     def __init__(self, coordinator: Coordinator, base: EvictionStrategy) -> None:
         self._coordinator = coordinator
         self._priority = coordinator.priority
-        self._base = base.get_priority
+        self.own = base.get_priority
 
     def get_priority(self, node: Any) -> tuple[Any, ...]:
         """Smallest is evicted first. Should ranking ever fail, the order is SGLang's from then on."""
         try:
             beyond, (cls, value) = self._priority(node)
             # somebody else's policy may return anything, and SGLang compares it where we cannot catch
-            return ((beyond, float(cls), float(value)), self._base(node))
+            return ((beyond, float(cls), float(value)), self.own(node))
         except Exception:
             note("eviction order")
             self._coordinator.set_policy("lru")
             node.owners = None
             beyond, (cls, value) = self._priority(node)
-            return ((beyond, float(cls), float(value)), self._base(node))
+            return ((beyond, float(cls), float(value)), self.own(node))
 
 
 class KvflowTreeCore(UnifiedTreeCore):
@@ -93,12 +95,14 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.coordinator = Coordinator(settings.eviction.policy, costs, cached=self._has)
         self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
+        self.on_left: Callable[[Any], None] = lambda node: None
         super().__init__(params, components)
-        self.eviction_strategy = ClaimOrder(self.coordinator, self.eviction_strategy)
+        self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
+        self.own_order = order.own
 
     def _new_node(self, priority: int = 0) -> Any:
         node: Any = super()._new_node(priority)
-        node.owners = None
+        node.owners = node.load = None
         return node
 
     def _has(self, node: Any) -> bool:
@@ -127,12 +131,19 @@ class KvflowTreeCore(UnifiedTreeCore):
         result = super().evict_device_leaf(node_id, is_write_back)
         if result.backup_kv is None:  # else the node stays until demote()
             self.accounting.evicted(Tier.DEVICE, cls, tokens)
+            self.on_left(node)
         return result
 
     def demote(self, node_id: int) -> Any:
         node: Any = self.node_by_id(node_id)
         self.accounting.evicted(Tier.DEVICE, self.class_of(node), len(node.key))
+        self.on_left(node)
         return super().demote(node_id)
+
+    def candidates(self) -> set[Any]:
+        """What could leave the device, ready to be ranked."""
+        self._open_round(self.evictable_device_leaves)
+        return self.evictable_device_leaves
 
     def _evict_host_leaf(self, node: Any, *args: Any, **kwargs: Any) -> None:
         self.accounting.evicted(Tier.HOST, self.class_of(node), len(node.key))
@@ -174,7 +185,11 @@ class KvflowRadixCache(UnifiedRadixCache):
         self._stall_base_s = 0.0
         self._in_use: Counter[int] = Counter()
         self._chunk_tokens = max(params.chunked_prefill_size or 0, 0) or _WHOLE_PROMPT
-        self.gate = Gate(self) if config.load().admission.mode == "workflow" else None
+        settings = config.load()
+        self.gate = Gate(self) if settings.admission.mode == "workflow" else None
+        self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
+        if self.prefetch is not None:
+            self.tree_core.on_left = self.prefetch.planner.left
         self._tagging = Guard("claims")
         self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
@@ -185,6 +200,8 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.accounting.forget_pages()
             self.coordinator.flushed()
             self.trust.clear()
+            if self.prefetch is not None:
+                self.prefetch.forget()
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint(req, up_to=up_to, **kwargs)
@@ -291,6 +308,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         if counted == req.retraction_count:
             return
         req._kvflow_counted = req.retraction_count
+        if self.prefetch is not None:
+            self.prefetch.planner.used(node for node, _ in self._path(req))
         if counted is not None:
             self.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return
@@ -345,6 +364,11 @@ class KvflowRadixCache(UnifiedRadixCache):
             end -= len(node.key)
             node = node.parent
         return path
+
+
+def _may_prefetch(settings: config.Settings) -> bool:
+    book = switch.books[Role.SCHEDULER]
+    return settings.prefetch.enabled and book.holds(Feature.PREFETCH) and book.holds(Feature.ADMISSION)
 
 
 def _namespace(req: Any) -> str:

@@ -8,6 +8,7 @@ objects, and every tensor-parallel rank must come to the same answer.
 from kvflow.policy.admission import AdmissionMemory, ProgramAdmission, ProgramView
 from kvflow.policy.cost import BeladyCostPolicy, BeladyPolicy, CostPolicy
 from kvflow.policy.costs import ServingCosts
+from kvflow.policy.prefetch import PrefetchPace
 from kvflow.policy.recency import LFUPolicy, LRUPolicy, SLRUPolicy, TLRUPolicy
 from kvflow.policy.registry import ORACLES, POLICIES, EvictionPolicy, make_policy
 from kvflow.policy.saga import SagaPolicy
@@ -28,6 +29,7 @@ __all__ = [
     "LFUPolicy",
     "LRUPolicy",
     "Leaf",
+    "PrefetchPace",
     "ProgramAdmission",
     "ProgramView",
     "Rank",

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 from kvflow.engine.owners import Owners
+from kvflow.engine.prefetch import Load
 from kvflow.sim.context import Context, Run
 
 
@@ -41,6 +42,7 @@ class Node:
         "host_locks",
         "key",
         "last_access_time",
+        "load",
         "locks",
         "on_device",
         "on_host",
@@ -59,6 +61,7 @@ class Node:
         self.last_access_time = 0.0
         self.hit_count = 0
         self.owners: Owners | None = None
+        self.load: Load | None = None
 
     @property
     def backuped(self) -> bool:

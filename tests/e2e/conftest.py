@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,10 @@ class Server:
         self.get("stats", reset=True)
 
     def flush(self) -> None:
-        for _ in range(100):
-            if self.client.post("/flush_cache").status_code == 200:
-                return
-        raise AssertionError("the cache could not be flushed")
+        deadline_s = time.monotonic() + 20
+        while self.client.post("/flush_cache").status_code != 200:  # refused while loads are under way
+            assert time.monotonic() < deadline_s, "the cache could not be flushed"
+            time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
-from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine import Coordinator, Load, PromptClaim
 from kvflow.engine.owners import Owners
 from kvflow.errors import ConfigError
 from kvflow.policy import EvictionClass
@@ -16,6 +16,8 @@ from kvflow.predict import ClaimPrediction, WorkflowUpdate
 @dataclass(eq=False)
 class FakeNode:
     owners: Owners | None = None
+    load: Load | None = None
+    children: dict[int, FakeNode] = field(default_factory=dict)
     key: range = range(64)
     parent: FakeNode | None = None
     last_access_time: float = 0.0

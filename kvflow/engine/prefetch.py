@@ -1,0 +1,240 @@
+"""Prefetch: contexts loaded back from host to device before a request needs them, decided anew at every step.
+
+Nothing is queued, so nothing has to be cancelled: one load is under way at a time, and what comes after it is decided
+when it has ended, by what is predicted then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvflow.engine.accounting import Counters
+from kvflow.engine.claims import Claim
+from kvflow.engine.coordinator import Coordinator
+from kvflow.engine.ports import Node
+from kvflow.policy.prefetch import PrefetchPace
+
+_LIKELY = 0.3
+"""Of the branches a workflow may take, those at least so likely are loaded: three at most."""
+_LOOKED_AT = 16
+"""Contexts looked at for one decision, the nearest uses first."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A load ahead of use.
+
+    Attributes:
+        nodes: what is loaded, top down; the last one is the anchor of the load.
+        agent: whose next use it is for.
+        tokens: their length.
+        under_way: it has begun and not ended.
+        left_tokens: what nobody has used yet, and is still on the device.
+        used_tokens: what somebody has.
+        late: a request has had to wait for it.
+    """
+
+    nodes: Sequence[Node]
+    agent: str
+    tokens: int
+    under_way: bool = False
+    left_tokens: int = 0
+    used_tokens: int = 0
+    late: bool = False
+
+    @property
+    def anchor(self) -> Any:
+        """The deepest node, as the body knows it."""
+        return self.nodes[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """What a body says of its device tier.
+
+    Attributes:
+        leaves: what could leave.
+        locked: whether requests or transfers hold a node.
+        own_order: the body's order among nodes of one rank, lowest first.
+    """
+
+    leaves: Iterable[Node]
+    locked: Callable[[Any], bool]
+    own_order: Callable[[Any], Any]
+
+
+class Prefetcher:
+    """Decides what to load ahead, and keeps account of what became of it.
+
+    Args:
+        coordinator: whose claims say what is needed next.
+        pace: how early, and how much.
+        counters: where outcomes are counted; asked for each time, because they start anew.
+        max_tokens: of one load. A request's own load waits at most so long behind it.
+        least_tokens: shorter loads are not worth their overhead.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        pace: PrefetchPace,
+        counters: Callable[[], Counters],
+        *,
+        max_tokens: int,
+        least_tokens: int = 1,
+    ) -> None:
+        self.pace = pace
+        self._coordinator = coordinator
+        self._counters = counters
+        self._max_tokens = max_tokens
+        self._least_tokens = least_tokens
+        self._decided: tuple[int, int] | None = None
+        self._begun = 0
+
+    def next(self, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
+        """Choose the next load, if there is one worth it.
+
+        Into free memory, or into that of nodes that leave before it by the active order and under its guard: nothing
+        of more value is ever evicted for it.
+
+        Args:
+            free_tokens: room on the device that nothing has to leave for.
+            view: the rest of the device tier; asked for only if something would have to leave.
+
+        Cost: O(claims) if a prediction has changed since the last call that found nothing, or memory became free;
+        plus O(leaves) per context that needs room. Else O(1).
+        """
+        clock = self._coordinator.claims.clock
+        self.pace.tick(clock.now_s)
+        state = (clock.version, self._begun)
+        if state == self._decided or not self.pace.may_load:
+            return None
+        for claim in self._nearest():
+            load = self._load_of(claim)
+            if load is not None and self._has_room(load, free_tokens, view):
+                return load
+        self._decided = state
+        return None
+
+    def begun(self, load: Load) -> None:
+        """A chosen load has begun."""
+        self._begun += 1
+        load.under_way, load.left_tokens = True, load.tokens
+        for node in load.nodes:
+            node.load = load
+        self.pace.loaded(load.tokens)
+        counters = self._counters()
+        counters.prefetches += 1
+        counters.prefetched_tokens += load.tokens
+
+    def refused(self) -> None:
+        """The body could not begin what was chosen: wait until something changes."""
+        self._decided = (self._coordinator.claims.clock.version, self._begun)
+
+    def ended(self, load: Load) -> None:
+        """It has arrived."""
+        load.under_way = False
+        self._begun += 1
+
+    def used(self, path: Iterable[Node]) -> None:
+        """A request computes behind these nodes."""
+        for node in path:
+            load = node.load
+            if load is not None:
+                node.load = None
+                load.used_tokens += len(node.key)
+                counters = self._counters()
+                if load.late or load.under_way:
+                    counters.prefetch_late_tokens += len(node.key)
+                else:
+                    counters.prefetch_used_tokens += len(node.key)
+                self._settle(load, len(node.key))
+
+    def left(self, node: Node) -> None:
+        """A node leaves the device."""
+        load = node.load
+        if load is not None:
+            node.load = None
+            self._counters().prefetch_wasted_tokens += len(node.key)
+            self._settle(load, len(node.key))
+
+    def _settle(self, load: Load, tokens: int) -> None:
+        load.left_tokens -= tokens
+        if load.left_tokens <= 0:
+            self.pace.settle(load.used_tokens / load.tokens)
+
+    def _nearest(self) -> list[Claim]:
+        """Claims whose use is near, the likeliest and soonest first."""
+        clock = self._coordinator.claims.clock
+        near = [
+            claim
+            for claim in self._coordinator.claims.expected()
+            if claim.likelihood >= _LIKELY and self._target(claim) is not None
+        ]
+        return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))
+
+    @staticmethod
+    def _target(claim: Claim) -> Node | None:
+        """Where the context ends that the claim will use: its own, or the fixed prompt others of its role have left."""
+        return claim.tip if claim.tip is not None and claim.keeps_tail else claim.role.tip
+
+    def _load_of(self, claim: Claim) -> Load | None:
+        """What of a claim's context is on the host only, from the top, as far as one load goes."""
+        node = self._target(claim)
+        missing: list[Node] = []
+        while node is not None and node.parent is not None and (node.evicted or not self._coordinator.cached(node)):
+            if self._coordinator.cached(node) and node.backuped:
+                missing.append(node)
+            else:
+                missing.clear()  # what hangs below something lost cannot be used
+            node = node.parent
+        whole = sum(len(node.key) for node in missing)
+        next_s = claim.next_s(self._coordinator.claims.clock)
+        if whole < self._least_tokens or not self.pace.near(next_s, claim.steps, whole):
+            return None
+        nodes: list[Node] = []
+        tokens = 0
+        for node in reversed(missing):
+            if nodes and tokens + len(node.key) > self._max_tokens:
+                break
+            nodes.append(node)
+            tokens += len(node.key)
+        return Load(nodes, claim.role.agent, tokens)
+
+    def _has_room(self, load: Load, free_tokens: int, view: Callable[[], DeviceView]) -> bool:
+        """Whether it fits into free memory, or into what would leave before it."""
+        needed = load.tokens - free_tokens
+        if needed <= 0:
+            return True
+        device = view()
+        limit = self._coordinator.priority_on_device(load.anchor)
+        above = _ancestors(load.nodes[0])
+        heap = [(self._coordinator.priority(leaf), device.own_order(leaf), id(leaf), leaf) for leaf in device.leaves]
+        heapq.heapify(heap)
+        gone: dict[int, int] = {}
+        while heap and needed > 0:
+            priority, _, _, node = heapq.heappop(heap)
+            if priority >= limit:
+                return False
+            if id(node) in above:
+                continue
+            needed -= len(node.key)
+            parent = node.parent
+            gone[id(parent)] = gone.get(id(parent), 0) + 1
+            if parent.parent is None or id(parent) in above or device.locked(parent):
+                continue
+            if gone[id(parent)] == sum(not child.evicted for child in parent.children.values()):
+                entry = (self._coordinator.priority(parent), device.own_order(parent), id(parent), parent)
+                heapq.heappush(heap, entry)
+        return needed <= 0
+
+
+def _ancestors(node: Node) -> set[int]:
+    found: set[int] = set()
+    while node.parent is not None:
+        node = node.parent
+        found.add(id(node))
+    return found

@@ -1,0 +1,28 @@
+"""Where SGLang forms a prefill batch: who may be in it, which load it has to wait for, and what is loaded next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvflow.patches.admission import Gate
+    from kvflow.patches.prefetch import Prefetch
+
+
+def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Form a prefill batch (hook around ``Scheduler._get_new_batch_prefill_raw``)."""
+    gate: Gate | None = getattr(self.tree_cache, "gate", None)
+    prefetch: Prefetch | None = getattr(self.tree_cache, "prefetch", None)
+    if prefetch is not None:
+        prefetch.reap()
+    held = gate.hold(self) if gate is not None else []
+    try:
+        result = original(self, *args, **kwargs)
+    finally:
+        if gate is not None:
+            gate.release(self, held)
+    if prefetch is not None:
+        prefetch.join(result[0])
+        prefetch.begin()
+    return result

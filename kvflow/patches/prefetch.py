@@ -1,0 +1,165 @@
+"""Prefetch in SGLang: background loads, and the requests that must not read what is still on its way.
+
+SGLang publishes a node as being on the device when its load is queued. Its own loads are safe, because the batch that
+asked for one waits for it layer by layer. A load nobody asked for needs two more things: requests whose context is
+still coming are passed over while others can run, and a batch that takes one nevertheless waits for the load.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from kvflow.engine import DeviceView, Load, Prefetcher
+from kvflow.patches.guard import Guard
+from kvflow.policy import PrefetchPace
+
+if TYPE_CHECKING:
+    from kvflow.config import Prefetch as PrefetchSettings
+    from kvflow.patches.tree import KvflowRadixCache
+
+_LEAST_TOKENS = 16
+_PATIENCE = 64
+"""Passes over the queue a request is passed over in, at most."""
+
+
+def adder_class(result: type, self: Any) -> type:
+    """Let requests be passed over (hook after ``Scheduler.get_prefill_adder_class``)."""
+    return _patient(result) if getattr(self.tree_cache, "prefetch", None) is not None else result
+
+
+def decode(result: None, self: Any) -> None:
+    """Forget which load the batch had to wait for (hook after ``ScheduleBatch.prepare_for_decode``).
+
+    SGLang keeps the number of the load that a prefill waited for. All of it has arrived since, and the number may by
+    now be that of a load ahead, for which decoding would wait in every layer.
+    """
+    self.hicache_consumer_index = -1
+
+
+@cache
+def _patient(base: type) -> type:
+    """A prefill adder that passes over requests whose context is still being loaded, while others can run."""
+
+    class PatientAdder(base):
+        def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
+            busy = bool(self.can_run_list) or not self.running_batch.is_empty()
+            if self.tree_cache.prefetch.passes_over(req, busy=busy):
+                return AddReqResult.CONTINUE
+            return super().add_one_req(req, *args, **kwargs)
+
+    return PatientAdder
+
+
+class Prefetch:
+    """Begins loads ahead of use, one at a time, and keeps requests from reading what is on its way.
+
+    Decides by what every rank sees alike: claims, the time of the ordered messages, and which loads all ranks have
+    finished. Should it fail, nothing is loaded ahead any more.
+
+    Args:
+        cache: whose nodes are loaded.
+        settings: how much.
+    """
+
+    def __init__(self, cache: KvflowRadixCache, settings: PrefetchSettings) -> None:
+        coordinator = cache.coordinator
+        self.planner = Prefetcher(
+            coordinator,
+            PrefetchPace(coordinator.costs, settings.link_share),
+            lambda: cache.accounting.counters,
+            max_tokens=settings.max_tokens,
+            least_tokens=max(_LEAST_TOKENS, cache.page_size),
+        )
+        self._cache = cache
+        self._load: Load | None = None
+        self._guard = Guard("prefetch")
+
+    def reap(self) -> None:
+        """Take note of a load that has arrived."""
+        load = self._load
+        if load is not None and load.anchor.id not in self._cache.ongoing_load_back:
+            self._load = None
+            self.planner.ended(load)
+
+    def begin(self) -> None:
+        """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself."""
+        controller = self._cache.cache_controller
+        if self._load is None and controller is not None and not (controller.load_queue or controller.ack_load_queue):
+            self._guard.run(self._begin, default=None)
+
+    def passes_over(self, req: Any, *, busy: bool) -> bool:
+        """Whether a request is to be left in the queue for this pass: the link is not free for what it needs.
+
+        A batch with such a request would wait for the link in its first layer, and everything else with it. With
+        nothing else to do it waits there as well as in the queue, and computes each layer as soon as it is complete.
+
+        Args:
+            req: a request whose prefix has just been matched.
+            busy: there is other work for the device meanwhile.
+        """
+        load = self._load
+        if load is None or not load.under_way:
+            return False
+        awaits = self._guard.run(self._awaits, req, default=False)
+        load.late |= awaits
+        passes = getattr(req, "_kvflow_passes", 0)
+        if not (awaits or req.needs_host_load_back()) or not busy or passes >= _PATIENCE:
+            return False
+        req._kvflow_passes = passes + 1
+        self._cache.accounting.counters.passed_over += 1
+        return True
+
+    def join(self, batch: Any) -> None:
+        """Let a new prefill batch wait for the load under way if one of its requests computes behind it.
+
+        In doubt it waits: a batch that does not could read what has not arrived.
+        """
+        load = self._load
+        if batch is None or load is None or not load.under_way or batch.hicache_consumer_index >= 0:
+            return  # its own load was queued behind ours, so waiting for that is enough
+        if self._guard.run(self._any_awaits, batch.reqs, default=True):
+            controller: Any = self._cache.cache_controller
+            batch.hicache_consumer_index = controller.layer_done_counter.producer_index
+
+    def forget(self) -> None:
+        """The cache has been reset."""
+        self._load = None
+
+    def _any_awaits(self, reqs: list[Any]) -> bool:
+        return any(self._awaits(req) for req in reqs)
+
+    def _awaits(self, req: Any) -> bool:
+        """Whether the load under way brings part of a request's prefix."""
+        load = self._load
+        core = self._cache.tree_core
+        node: Any = core.node_by_id(req.last_node) if req.last_node is not None else core.root_node
+        while node is not None and node is not core.root_node:
+            if node.load is load:
+                return True
+            node = node.parent
+        return False
+
+    def _begin(self) -> None:
+        cache = self._cache
+        free_tokens = cache._component_available_size(ComponentType.FULL)
+        chosen = self.planner.next(free_tokens, self._device)
+        if chosen is None:
+            return
+        if not cache.load_back(chosen.anchor.id):
+            self.planner.refused()
+            return
+        self._load = chosen
+        self.planner.begun(chosen)
+        cache.ready_to_load_host_cache()
+
+    def _device(self) -> DeviceView:
+        core = self._cache.tree_core
+        return DeviceView(leaves=core.candidates(), locked=_locked, own_order=core.own_order)
+
+
+def _locked(node: Any) -> bool:
+    return any(data.lock_ref > 0 for data in node.component_data)

@@ -1,0 +1,116 @@
+"""Loads ahead of use on the real server, over a link so slow that requests come while they are under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kvflow.hints import envelope, step_action
+from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
+from tests.e2e.conftest import HOST_TIER, Server
+from tests.e2e.test_eviction import FIXED_TOKENS, GRAPH, text
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+DEVICE_TOKENS = 1280
+TOKEN_BYTES = 2 * 4 * 4 * 2 * 64
+"""K and V, float32, 4 layers, 2 heads of 64."""
+LOAD_S = 1.0
+"""How long loading a fixed prompt takes."""
+TAIL = "and this is what it is about"
+
+
+@pytest.fixture(scope="module")
+def slow_link(start: Callable[..., Any]) -> Iterator[Server]:
+    env = {BANDWIDTH_VARIABLE: str(FIXED_TOKENS * TOKEN_BYTES / LOAD_S)}
+    with start("--enable-kvflow", "--max-total-tokens", str(DEVICE_TOKENS), *HOST_TIER, env=env) as server:
+        server.client.put("/kvflow/v1/graphs/t", json=GRAPH).raise_for_status()
+        yield server
+
+
+def step(server: Server, workflow: str, agent: str, *, tokens: int = 4) -> dict[str, Any]:
+    action = step_action(workflow_id=workflow, workflow_type="t", agent=agent, fixed_prompt_tokens=FIXED_TOKENS)
+    return server.generate(text(agent) + TAIL, tokens=tokens, kv_hints=envelope([action]))
+
+
+def until(server: Server, name: str, least: int) -> dict[str, Any]:
+    """Wait until a counter has come so far."""
+    deadline_s = time.monotonic() + 20
+    while (stats := server.get("stats")["total"])[name] < least:
+        assert time.monotonic() < deadline_s, stats
+        time.sleep(0.02)
+    return stats
+
+
+def on_host_only(server: Server) -> dict[str, Any]:
+    """Compute every agent's prompt once, and then so much else that none of them is on the device any more."""
+    server.fresh()
+    answers = {}
+    for agent in ("first", "near", "far"):
+        answers[agent] = step(server, "before", agent)["text"]
+        time.sleep(LOAD_S + 0.3)  # the copy to the host goes over the link too
+    server.end("before")
+    for number in range(2):
+        server.generate(text(f"flood {number}", 600), tokens=1)
+        time.sleep(2 * LOAD_S)
+    server.get("stats", reset=True)
+    return answers
+
+
+def test_what_the_next_step_needs_is_there_when_it_comes(slow_link: Server) -> None:
+    answers = on_host_only(slow_link)
+    assert step(slow_link, "w", "first")["text"] == answers["first"]
+    until(slow_link, "prefetches", 1)
+    time.sleep(LOAD_S + 0.5)
+    began_s = time.monotonic()
+    near = step(slow_link, "w", "near")
+    assert time.monotonic() - began_s < LOAD_S / 2
+    assert near["text"] == answers["near"]
+    assert near["meta_info"]["cached_tokens_details"]["device"] >= FIXED_TOKENS
+    stats = slow_link.get("stats")["total"]
+    assert stats["prefetch_used_tokens"] >= FIXED_TOKENS
+    assert stats["prefetch_wasted_tokens"] == 0
+    assert slow_link.get("status")["degraded"] == {}
+
+
+def test_a_request_that_comes_while_its_context_is_loaded_waits_for_it_layer_by_layer(slow_link: Server) -> None:
+    answers = on_host_only(slow_link)
+    step(slow_link, "w", "first")
+    until(slow_link, "prefetches", 1)
+    near = step(slow_link, "w", "near")
+    assert near["text"] == answers["near"], "it has read what had not arrived"
+    stats = slow_link.get("stats")["total"]
+    assert stats["prefetch_late_tokens"] >= FIXED_TOKENS
+    assert stats["stall_s"] > 0.05
+    assert slow_link.get("status")["degraded"] == {}
+
+
+def test_while_others_run_it_is_passed_over_and_they_do_not_wait(slow_link: Server) -> None:
+    answers = on_host_only(slow_link)
+    step(slow_link, "w", "first")
+    until(slow_link, "prefetches", 1)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(slow_link.generate, text("other", 64), tokens=64)
+        time.sleep(0.1)
+        near = pool.submit(step, slow_link, "w", "near")
+        assert near.result()["text"] == answers["near"]
+        assert other.result()["meta_info"]["completion_tokens"] == 64
+    stats = slow_link.get("stats")["total"]
+    assert stats["passed_over"] > 0
+    assert stats["prefetch_late_tokens"] >= FIXED_TOKENS
+    slow_link.flush()  # refused while anything is locked or under way
+    assert slow_link.get("status")["degraded"] == {}
+
+
+def test_a_workflow_that_goes_another_way_loses_nothing_but_the_load(slow_link: Server) -> None:
+    answers = on_host_only(slow_link)
+    step(slow_link, "w", "first")
+    until(slow_link, "prefetches", 1)
+    slow_link.end("w")
+    assert step(slow_link, "v", "far")["text"] == answers["far"]
+    assert slow_link.get("status")["degraded"] == {}
+    slow_link.flush()

@@ -1,0 +1,240 @@
+"""What is loaded ahead, into whose memory, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvflow.engine import Coordinator, Counters, DeviceView, Load, Prefetcher, PromptClaim
+from kvflow.engine.owners import Owners
+from kvflow.policy import PrefetchPace, ServingCosts
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+
+COSTS = ServingCosts(load_token_s=1e-3)
+
+
+@dataclass(eq=False)
+class Node:
+    """A radix node on the device, the host, or both."""
+
+    tokens: int = 0
+    parent: Node | None = None
+    owners: Owners | None = None
+    load: Load | None = None
+    children: dict[int, Node] = field(default_factory=dict)
+    last_access_time: float = 0.0
+    hit_count: int = 0
+    backuped: bool = True
+    evicted: bool = False
+    locked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.parent is not None:
+            self.parent.children[id(self)] = self
+
+    @property
+    def key(self) -> range:
+        return range(self.tokens)
+
+
+class Table:
+    """A server with a fixed prompt of 100 tokens per agent, all of them known, some on the device."""
+
+    def __init__(self, *, max_tokens: int = 1000, policy: str = "cost") -> None:
+        self.coordinator = Coordinator(policy, COSTS)
+        self.counters = Counters()
+        self.pace = PrefetchPace(COSTS, link_share=1.0)
+        self.prefetcher = Prefetcher(self.coordinator, self.pace, lambda: self.counters, max_tokens=max_tokens)
+        self.root = Node()
+        self.fixed = {agent: Node(100, self.root) for agent in "abcdef"}
+        self.free_tokens = 0
+        for agent, node in self.fixed.items():
+            self.say("before", **{agent: 0.1})
+            self.coordinator.tag(PromptClaim(workflow_id="before", workflow_type="t", agent=agent), [(node, 100)], 100)
+        self.coordinator.apply(WorkflowUpdate(workflow_id="before", workflow_type="t", retired=True))
+        self.time(10.0)
+
+    def say(self, workflow: str, **due_s: float) -> None:
+        now_s = self.coordinator.claims.clock.now_s
+        claims = tuple(ClaimPrediction(agent=agent, steps=None, due_s=now_s + s) for agent, s in due_s.items())
+        self.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=claims))
+
+    def time(self, now_s: float) -> None:
+        self.coordinator.tick(now_s)
+
+    def evict(self, *agents: str) -> None:
+        for agent in agents:
+            self.fixed[agent].evicted = True
+
+    def device(self) -> DeviceView:
+        def leaf(node: Node) -> bool:
+            return not (node.evicted or node.locked or any(not child.evicted for child in node.children.values()))
+
+        leaves = [node for top in self.root.children.values() for node in (top, *top.children.values()) if leaf(node)]
+        self.coordinator.open_round(leaves)
+        return DeviceView(leaves=leaves, locked=lambda node: node.locked, own_order=lambda node: node.last_access_time)
+
+    def next(self) -> Load | None:
+        return self.prefetcher.next(self.free_tokens, self.device)
+
+    def load(self) -> Load:
+        load = self.next()
+        assert load is not None
+        self.prefetcher.begun(load)
+        for node in load.nodes:
+            node.evicted = False
+        return load
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table()
+
+
+def test_what_is_needed_soonest_is_loaded_first_and_what_is_far_is_not(table: Table) -> None:
+    table.free_tokens = 300
+    table.evict("a", "b", "c")
+    table.say("w", a=0.4, b=0.2, c=30)
+    assert table.load().anchor is table.fixed["b"]
+    assert table.load().anchor is table.fixed["a"]
+    assert table.next() is None
+    table.time(39.9)
+    assert table.load().anchor is table.fixed["c"]
+
+
+def test_nothing_is_loaded_that_is_not_on_the_host(table: Table) -> None:
+    table.free_tokens = 300
+    table.evict("a")
+    table.fixed["a"].backuped = False
+    table.say("w", a=0.2)
+    assert table.next() is None
+
+
+def test_nothing_is_loaded_for_requests_that_wait_already(table: Table) -> None:
+    table.free_tokens = 300
+    table.evict("a")
+    claims = (ClaimPrediction(agent="a", steps=0, since_s=10.0),)
+    table.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=claims))
+    assert table.next() is None
+
+
+def test_an_unlikely_branch_is_not_loaded(table: Table) -> None:
+    table.free_tokens = 300
+    table.evict("a", "b")
+    claims = tuple(ClaimPrediction(agent=a, steps=1, probability=p, due_s=10.2) for a, p in (("a", 0.2), ("b", 0.4)))
+    table.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=claims))
+    assert table.load().anchor is table.fixed["b"]
+    assert table.next() is None
+
+
+def test_room_is_made_by_what_is_worth_less_and_by_nothing_else(table: Table) -> None:
+    table.evict("a")
+    table.say("w", a=0.3, b=0.1, c=0.2, d=0.25, e=0.28, f=100)
+    assert table.load().anchor is table.fixed["a"]
+    table.prefetcher.ended(table.fixed["a"].load)
+    table.evict("f")
+    table.say("w", a=0.1, b=0.1, c=0.2, d=0.25, e=0.28, f=0.4)
+    assert table.next() is None, "all that is there is needed sooner"
+    table.fixed["e"].locked = True
+    table.say("w", a=0.1, b=0.1, c=0.2, d=0.25, e=100, f=0.4)
+    assert table.next() is None, "what could leave is needed by a request"
+    table.fixed["e"].locked = False
+    table.time(10.01)
+    assert table.load().anchor is table.fixed["f"]
+
+
+def test_room_is_made_by_whole_branches(table: Table) -> None:
+    tail = Node(20, table.fixed["b"])
+    table.evict("a")
+    table.say("w", a=0.2, b=100, c=0.1, d=0.1, e=0.1, f=0.1)
+    assert table.load().anchor is table.fixed["a"]
+    tail.locked = True
+    table.fixed["b"].locked = True
+    table.evict("a")
+    table.time(10.1)
+    assert table.next() is None
+
+
+def test_under_recency_alone_only_free_memory_is_used() -> None:
+    table = Table(policy="lru")
+    table.evict("a")
+    table.say("w", a=0.2)
+    assert table.next() is None
+    table.free_tokens = 100
+    table.time(10.1)
+    assert table.load().anchor is table.fixed["a"]
+
+
+def test_a_long_context_comes_in_parts_from_the_top() -> None:
+    table = Table(max_tokens=150)
+    table.free_tokens = 1000
+    tails = [Node(80, table.fixed["a"])]
+    tails.append(Node(60, tails[0]))
+    table.say("w", a=0.2)
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+    table.coordinator.tag(claim, [(tails[1], 240), (tails[0], 180), (table.fixed["a"], 100)], 100)
+    table.evict("a")
+    for tail in tails:
+        tail.evicted = True
+    assert table.load().nodes == [table.fixed["a"]]
+    assert table.load().nodes == tails
+
+
+def test_what_hangs_below_something_lost_is_not_loaded(table: Table) -> None:
+    table.free_tokens = 1000
+    tail = Node(80, table.fixed["a"])
+    table.say("w", a=0.2)
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+    table.coordinator.tag(claim, [(tail, 180), (table.fixed["a"], 100)], 100)
+    table.evict("a")
+    tail.evicted, tail.backuped = True, False
+    assert table.load().nodes == [table.fixed["a"]]
+
+
+@pytest.mark.parametrize(
+    ("late", "counted"), [(False, "prefetch_used_tokens"), (True, "prefetch_late_tokens")], ids=["in time", "late"]
+)
+def test_each_load_ends_as_used_late_or_wasted(table: Table, late: bool, counted: str) -> None:
+    table.free_tokens = 1000
+    table.evict("a", "b")
+    table.say("w", a=0.2, b=0.3)
+    load = table.load()
+    if not late:
+        table.prefetcher.ended(load)
+    table.prefetcher.used([table.fixed["a"]])
+    table.prefetcher.used([table.fixed["a"]])
+    wasted = table.load()
+    table.prefetcher.ended(wasted)
+    table.prefetcher.left(table.fixed["b"])
+    table.prefetcher.left(table.fixed["b"])
+    counts: dict[str, Any] = {name: getattr(table.counters, name) for name in table.counters.__slots__}
+    assert counts["prefetches"] == 2
+    assert counts["prefetched_tokens"] == 200
+    assert counts[counted] == counts["prefetch_wasted_tokens"] == 100
+    assert counts["prefetch_used_tokens"] + counts["prefetch_late_tokens"] == 100
+
+
+def test_a_divided_node_is_used_and_wasted_part_by_part(table: Table) -> None:
+    table.free_tokens = 1000
+    table.evict("a")
+    table.say("w", a=0.2)
+    table.prefetcher.ended(table.load())
+    lower = table.fixed["a"]
+    upper = Node(40, table.root)
+    lower.parent, lower.tokens = upper, 60
+    table.coordinator.split(upper, lower)
+    table.prefetcher.used([upper])
+    table.prefetcher.left(lower)
+    assert (table.counters.prefetch_used_tokens, table.counters.prefetch_wasted_tokens) == (40, 60)
+
+
+def test_without_news_nothing_is_looked_at_again(table: Table) -> None:
+    table.evict("a")
+    table.say("w", a=0.2, b=0.1, c=0.1, d=0.1, e=0.1, f=0.1)
+    assert table.next() is None
+    table.free_tokens = 1000
+    assert table.next() is None
+    table.time(10.1)
+    assert table.next() is not None
