@@ -267,6 +267,7 @@ def imagine(work: list[Program], policy: str, profile: Profile) -> dict[str, flo
     settings = SimSettings(
         policy=policy,
         guard=False,
+        prefetch=True,
         device_tokens=DEVICE_TOKENS,
         host_tokens=HOST_TOKENS,
         concurrency=AT_ONCE,

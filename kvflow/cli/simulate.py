@@ -57,6 +57,7 @@ def simulate(
             help="Whose requests run: everyone's in turn (fcfs), or those of the programs that fit (workflow)."
         ),
     ] = "fcfs",
+    prefetch: Annotated[bool, typer.Option(help="Load contexts back ahead of use, where predictions say so.")] = False,
     guard: Annotated[bool, typer.Option(help="Let the guard bound what predictions can cost.")] = True,
     seed: Annotated[list[int] | None, typer.Option(help="Seed of the programs' order; repeatable.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds, from 0. Default 3.")] = None,
@@ -98,6 +99,7 @@ def simulate(
             seeds=_seeds(seed, seeds),
             limit=limit,
             admission=cast("Admission", admission),  # checked below
+            prefetch=prefetch,
             guard=guard,
             waits=Waits(tool_s=tool_s, delay_s=delay_s, max_delay_s=max_delay_s),
         )

@@ -19,6 +19,8 @@ from kvflow.policy.prefetch import PrefetchPace
 
 _LIKELY = 0.3
 """Of the branches a workflow may take, those at least so likely are loaded: three at most."""
+_PAUSE_S = 0.1
+"""How long nothing is tried after there was no room."""
 _LOOKED_AT = 16
 """Contexts looked at for one decision, the nearest uses first."""
 
@@ -32,8 +34,6 @@ class Load:
         agent: whose next use it is for.
         tokens: their length.
         under_way: it has begun and not ended.
-        left_tokens: what nobody has used yet, and is still on the device.
-        used_tokens: what somebody has.
         late: a request has had to wait for it.
     """
 
@@ -41,8 +41,6 @@ class Load:
     agent: str
     tokens: int
     under_way: bool = False
-    left_tokens: int = 0
-    used_tokens: int = 0
     late: bool = False
 
     @property
@@ -92,6 +90,7 @@ class Prefetcher:
         self._max_tokens = max_tokens
         self._least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
+        self._resume_s = 0.0
         self._begun = 0
 
     def next(self, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
@@ -104,25 +103,26 @@ class Prefetcher:
             free_tokens: room on the device that nothing has to leave for.
             view: the rest of the device tier; asked for only if something would have to leave.
 
-        Cost: O(claims) if a prediction has changed since the last call that found nothing, or memory became free;
-        plus O(leaves) per context that needs room. Else O(1).
+        Cost: O(claims) if a prediction has changed since the last call that found nothing, plus O(leaves) if something
+        would have to leave, which is tried ten times a second at most; else O(1).
         """
         clock = self._coordinator.claims.clock
         self.pace.tick(clock.now_s)
         state = (clock.version, self._begun)
-        if state == self._decided or not self.pace.may_load:
+        if state == self._decided or clock.now_s < self._resume_s or not self.pace.may_load:
             return None
-        for claim in self._nearest():
-            load = self._load_of(claim)
-            if load is not None and self._has_room(load, free_tokens, view):
+        load = next(filter(None, map(self._load_of, self._nearest())), None)
+        if load is not None:
+            if self._has_room(load, free_tokens, view):
                 return load
+            self._resume_s = clock.now_s + _PAUSE_S  # what is needed later is worth less
         self._decided = state
         return None
 
     def begun(self, load: Load) -> None:
         """A chosen load has begun."""
         self._begun += 1
-        load.under_way, load.left_tokens = True, load.tokens
+        load.under_way = True
         for node in load.nodes:
             node.load = load
         self.pace.loaded(load.tokens)
@@ -145,26 +145,19 @@ class Prefetcher:
             load = node.load
             if load is not None:
                 node.load = None
-                load.used_tokens += len(node.key)
+                self.pace.used(len(node.key))
                 counters = self._counters()
                 if load.late or load.under_way:
                     counters.prefetch_late_tokens += len(node.key)
                 else:
                     counters.prefetch_used_tokens += len(node.key)
-                self._settle(load, len(node.key))
 
     def left(self, node: Node) -> None:
         """A node leaves the device."""
-        load = node.load
-        if load is not None:
+        if node.load is not None:
             node.load = None
+            self.pace.wasted(len(node.key))
             self._counters().prefetch_wasted_tokens += len(node.key)
-            self._settle(load, len(node.key))
-
-    def _settle(self, load: Load, tokens: int) -> None:
-        load.left_tokens -= tokens
-        if load.left_tokens <= 0:
-            self.pace.settle(load.used_tokens / load.tokens)
 
     def _nearest(self) -> list[Claim]:
         """Claims whose use is near, the likeliest and soonest first."""

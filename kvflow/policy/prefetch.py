@@ -13,35 +13,49 @@ _NEXT_STEP_S = 10.0
 _BURST_S = 0.5
 """Link time that can be saved up."""
 _WASTE = 0.1
-"""Share of what was loaded ahead that may leave the device unused."""
-_MEMORY = 64
-"""Loads that are remembered, about."""
-_LEAST_TRUST = 1 / 64
-_RESTORE = 1.25
+"""What may be wasted, of what was used."""
+_WASTED_LINK = 0.001
+"""What may be wasted besides, of the link's time: so that predictions can prove to have become better."""
+_SEEN_TOKENS = 1 << 20
+"""How far back the share of wasted loads looks, about."""
 
 
 class PrefetchPace:
     """Says when a context's next use is near, and how much may be loaded ahead.
 
-    A share of the link's time is given to loads ahead. Each load that leaves the device unused, once more than a tenth
-    have, halves that share, and each one used brings a quarter of what is left back: wrong predictions soon load next
-    to nothing, and right ones are believed again.
+    Two limits. Of the link's time, a share. And of mistakes, a budget: one load to begin with, a tenth of what
+    requests have used, and a thousandth of the link's time. What has been loaded and not been used yet counts as far
+    as such loads have been wasted lately. So predictions that are wrong load next to nothing, whatever they are wrong
+    about, and right ones are not held up by those.
 
-    Sources: the lead is KVFlow's (arXiv 2507.07400, section 4.3: while its predecessor runs) in seconds; halving and
-    slow restoring are LARU's for evictions.
+    Source: the lead is KVFlow's (arXiv 2507.07400, section 4.3: while the predecessor runs), in seconds. The budget is
+    ours; it is the guard's for evictions, applied to loads.
 
     Args:
         costs: how long loads take.
         link_share: share of the link's time, at most.
+        load_tokens: the most one load moves.
     """
 
-    def __init__(self, costs: ServingCosts, link_share: float) -> None:
+    def __init__(self, costs: ServingCosts, link_share: float, load_tokens: int) -> None:
         self.costs = costs
-        self.trust = 1.0
         self._link_share = link_share
         self._left_s = _BURST_S
         self._now_s: float | None = None
-        self._used_loads = self._wasted_loads = 0.0
+        self._most_tokens = self._budget_tokens = float(load_tokens)
+        self._open_tokens = 0
+        self._used_tokens = self._wasted_tokens = 0.0
+
+    @property
+    def wasted_share(self) -> float:
+        """Share of the tokens loaded ahead that have been wasted lately; a tenth as long as little is known."""
+        seen = self._used_tokens + self._wasted_tokens + self._most_tokens
+        return (self._wasted_tokens + _WASTE * self._most_tokens) / seen
+
+    @property
+    def may_load(self) -> bool:
+        """Whether both limits allow another load."""
+        return self._left_s > 0 and self._budget_tokens > self.wasted_share * self._open_tokens
 
     def near(self, next_s: float, steps: float | None, tokens: int) -> bool:
         """Whether a use is so near that its context should be loaded now.
@@ -56,32 +70,35 @@ class PrefetchPace:
 
     def tick(self, now_s: float) -> None:
         """Take over the time."""
-        if self._now_s is not None:
-            earned_s = max(0.0, now_s - self._now_s) * self._link_share * self.trust
-            self._left_s = min(_BURST_S, self._left_s + earned_s)
-        self._now_s = now_s
-
-    @property
-    def may_load(self) -> bool:
-        """Whether any of the link's time is left."""
-        return self._left_s > 0
+        if self._now_s is not None and now_s > self._now_s:
+            passed_s = now_s - self._now_s
+            self._left_s = min(_BURST_S, self._left_s + passed_s * self._link_share)
+            if self.costs.load_token_s:
+                self._earn(passed_s * _WASTED_LINK / self.costs.load_token_s)
+        self._now_s = now_s if self._now_s is None else max(self._now_s, now_s)
 
     def loaded(self, tokens: int) -> None:
         """Take note of a load that begins."""
         self._left_s -= self.costs.load_s(tokens)
+        self._open_tokens += tokens
 
-    def settle(self, used: float) -> None:
-        """Learn how a load ended.
+    def used(self, tokens: int) -> None:
+        """A request has used part of what was loaded."""
+        self._settle(tokens)
+        self._used_tokens += tokens
+        self._earn(_WASTE * tokens)
 
-        Args:
-            used: share of its tokens that some request has used.
-        """
-        if self._used_loads + self._wasted_loads >= _MEMORY:
-            self._used_loads /= 2
-            self._wasted_loads /= 2
-        self._used_loads += used
-        self._wasted_loads += 1 - used
-        if used >= 1 - _WASTE:
-            self.trust = min(1.0, self.trust * _RESTORE)
-        elif self._wasted_loads > 1 + _WASTE * self._used_loads:
-            self.trust = max(_LEAST_TRUST, self.trust / 2)
+    def wasted(self, tokens: int) -> None:
+        """Part of what was loaded has left the device unused."""
+        self._settle(tokens)
+        self._wasted_tokens += tokens
+        self._budget_tokens -= tokens
+
+    def _settle(self, tokens: int) -> None:
+        self._open_tokens -= tokens
+        if self._used_tokens + self._wasted_tokens > _SEEN_TOKENS:
+            self._used_tokens /= 2
+            self._wasted_tokens /= 2
+
+    def _earn(self, tokens: float) -> None:
+        self._budget_tokens = min(self._most_tokens, self._budget_tokens + tokens)

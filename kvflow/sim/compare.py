@@ -59,6 +59,7 @@ class Plan:
     seeds: Sequence[int] = (0,)
     limit: int | None = None
     admission: Admission = "fcfs"
+    prefetch: bool = False
     guard: bool = True
     waits: Waits = field(default_factory=Waits)
 
@@ -83,6 +84,7 @@ class Plan:
             storage_tokens=setup.storage_tokens,
             concurrency=setup.concurrency,
             admission=self.admission,
+            prefetch=self.prefetch,
             seed=seed,
             waits=self.waits,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import simpy
 from simpy.events import ProcessGenerator
 
@@ -19,6 +21,10 @@ class Memory:
     Args:
         device_tokens, host_tokens, storage_tokens: capacity per tier; 0 for none.
         guard: tells how far prediction is trusted; None trusts it fully.
+
+    Attributes:
+        link_free_s: when everything queued for the way to the device has arrived.
+        on_left: told of every node that leaves the device.
     """
 
     def __init__(
@@ -44,13 +50,14 @@ class Memory:
             share=(lambda: guard.share) if guard is not None else (lambda: 1.0),
             on_evicted=self._count_evicted,
         )
+        self.on_left: Callable[[Node], None] = lambda node: None
         self.private_tokens = 0
         self.stored_tokens = 0
         self._env = env
         self._profile = profile
         self._coordinator = coordinator
         self._accounting = accounting
-        self._load_free_s = 0.0
+        self.link_free_s = 0.0
         self._backups = simpy.Store(env)
         self._stores = simpy.Store(env)
         if self.host_pages:
@@ -100,8 +107,8 @@ class Memory:
         self._accounting.loaded_back(tokens)
         duration_s = tokens * self._profile.load_token_s
         self._accounting.counters.load_back_s += duration_s
-        self._load_free_s = max(self._load_free_s, self._env.now) + duration_s
-        return self._load_free_s
+        self.link_free_s = max(self.link_free_s, self._env.now) + duration_s
+        return self.link_free_s
 
     def fetch(self, node: Node) -> ProcessGenerator:
         """Bring what only storage has of a prompt to the host (SimPy process); does nothing if all is there."""
@@ -176,6 +183,8 @@ class Memory:
         return pages <= self.host_pages - self.tree.host_pages
 
     def _count_evicted(self, node: Node, tier: str) -> None:
+        if tier == Tier.DEVICE:
+            self.on_left(node)
         self._accounting.evicted(Tier(tier), self._coordinator.class_of(node), len(node.key))
 
 

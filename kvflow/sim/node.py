@@ -63,6 +63,15 @@ class Node:
         self.owners: Owners | None = None
         self.load: Load | None = None
 
+    def path(self) -> list[Node]:
+        """The node and all above it but the root, deepest first."""
+        path = []
+        node = self
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path
+
     @property
     def backuped(self) -> bool:
         """The host has a copy."""

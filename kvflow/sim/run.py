@@ -13,6 +13,7 @@ from kvflow.config import Settings
 from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret
 from kvflow.policy import ORACLES
 from kvflow.sim.admission import Admission, programs_of
+from kvflow.sim.ahead import Ahead
 from kvflow.sim.brains import LearnedBrain, OracleBrain, SilentBrain
 from kvflow.sim.client import Clients, Waits
 from kvflow.sim.context import Pager
@@ -38,6 +39,7 @@ class SimSettings:
         guard: bound the damage of wrong predictions; only orders that predict have one.
         device_tokens, host_tokens, storage_tokens: capacity per tier, 0 for none.
         concurrency: programs that run at a time.
+        prefetch: load contexts back ahead of use; needs predictions and a host tier.
         page_tokens: page size.
     """
 
@@ -48,6 +50,7 @@ class SimSettings:
     storage_tokens: int = 0
     concurrency: int = 8
     admission: Admission = "fcfs"
+    prefetch: bool = False
     page_tokens: int = 64
     seed: int = 0
     waits: Waits = field(default_factory=Waits)
@@ -134,6 +137,7 @@ def simulate(
         accounting,
         guard=guard,
         programs=programs_of(settings.admission, coordinator),
+        ahead=Ahead(env, memory, coordinator, accounting, brain.refresh) if settings.prefetch else None,
         before_eviction=brain.refresh,
     )
     clients = Clients(env, server, brain, pager, waits=settings.waits, seed=settings.seed)
@@ -157,7 +161,7 @@ def simulate(
 def _brain(env: simpy.Environment, profile: Profile, settings: SimSettings, coordinator: Coordinator) -> Brain:
     if settings.policy in ORACLES:
         return OracleBrain(env, profile, coordinator)
-    if not coordinator.uses_claims and settings.admission == "fcfs":
+    if not (coordinator.uses_claims or settings.prefetch) and settings.admission == "fcfs":
         return SilentBrain()
     return LearnedBrain(env, _control_settings(settings), coordinator)
 

@@ -18,6 +18,7 @@ from simpy.events import ProcessGenerator
 from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier
 from kvflow.engine.guard import MemoryView
 from kvflow.sim.admission import Everyone
+from kvflow.sim.ahead import Ahead
 from kvflow.sim.context import Context
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
@@ -33,6 +34,7 @@ class Server:
 
     Args:
         programs: says whose requests are admitted; by default everyone's.
+        ahead: loads contexts ahead of use.
         before_eviction: called before decisions are made, to bring predictions up to date.
     """
 
@@ -46,6 +48,7 @@ class Server:
         *,
         guard: Guard | None,
         programs: Programs | Everyone | None = None,
+        ahead: Ahead | None = None,
         before_eviction: Callable[[], None] = lambda: None,
     ) -> None:
         self.times = ServerTimes()
@@ -57,6 +60,7 @@ class Server:
         self._accounting = accounting
         self._guard = guard
         self._programs = Everyone() if programs is None else programs
+        self._ahead = ahead
         self._before_eviction = before_eviction
         self._waiting: list[Request] = []
         self._chunked: Request | None = None
@@ -85,6 +89,8 @@ class Server:
     def _run(self) -> ProcessGenerator:
         while True:
             batch = self._admit()
+            if self._ahead is not None:
+                self._ahead.begin()
             if batch:
                 yield from self._prefill(batch)
             elif self._running:
@@ -113,6 +119,9 @@ class Server:
                 break
             if len(self._running) + len(batch) >= self._profile.max_running:
                 break
+            busy = bool(batch or self._running)
+            if self._ahead is not None and self._ahead.passes_over(request, self._matchable(request), busy=busy):
+                continue
             if not self._place(request, len(batch)):
                 break
             self._waiting.remove(request)
@@ -149,6 +158,8 @@ class Server:
         if node is not device:
             memory.make_room(node.end - device.end)
             request.load_until_s = memory.load_back(node, device)
+        if self._ahead is not None:
+            request.load_until_s = max(request.load_until_s, self._ahead.ready_s(node))
         page = memory.page_tokens
         memory.make_room(ceil(request.goal / page) - node.end + 1)  # a page more than it needs, as SGLang frees
         request.node = node
@@ -221,10 +232,10 @@ class Server:
         """Enter the request's claim, with a node boundary where its fixed prompt ends."""
         page = self._memory.page_tokens
         fixed = min(self._fixed_tokens(request), request.prompt.tokens) // page
-        path = _path(node)
+        path = node.path()
         if 0 < fixed <= node.end and all(one.end != fixed for one in path):
             self._tree.match(request.whole, None, fixed)
-            path = _path(node)
+            path = node.path()
         claim_path = [(one, one.end * page) for one in path]
         self._coordinator.tag(request.claim, claim_path, fixed * page, first=not request.tagged)
         request.tagged = True
@@ -246,8 +257,7 @@ class Server:
         recomputed = self._accounting.prompt(
             request.prompt.tokens, request.prompt.digests, {Tier(tier): count for tier, count in hits.items()}, known
         )
-        start = request.found
-        self.times.recompute_s += self._profile.compute_s(start, start + recomputed)
+        self.times.recompute_s += self._profile.compute_s(request.found, request.found + recomputed)
 
     def _watch(self, request: Request) -> None:
         """Let the guard compare a request's hits with LRU's, once each time it starts."""
@@ -388,12 +398,3 @@ class Server:
             rest_tokens = self._rest_tokens(request.whole)
             self._guard.ended(request, request.whole.digests, memory=self._view(), rest_tokens=rest_tokens)
         request.done.succeed(True)
-
-
-def _path(node: Node) -> list[Node]:
-    path = []
-    current = node
-    while current.parent is not None:
-        path.append(current)
-        current = current.parent
-    return path

@@ -145,6 +145,7 @@ def document(plan: Plan, workload: Workload, runs: Sequence[Run]) -> dict[str, A
             "seeds": list(plan.seeds),
             "limit": plan.limit,
             "admission": plan.admission,
+            "prefetch": plan.prefetch,
             "guard": plan.guard,
             "page_tokens": page_tokens,
             **asdict(plan.waits),

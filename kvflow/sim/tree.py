@@ -209,6 +209,11 @@ class RadixTree:
             self._leave_storage(node)
         return freed
 
+    def candidates(self) -> list[Node]:
+        """What could leave the device, ready to be ranked."""
+        self._coordinator.open_round(self._device_leaves, self._share())
+        return list(self._device_leaves)
+
     def _evict(self, leaves: dict[Node, None], pages: int, leave: Callable[[Node], None]) -> int:
         self._coordinator.open_round(leaves, self._share())
         priority = self._coordinator.priority

@@ -45,7 +45,7 @@ class Table:
     def __init__(self, *, max_tokens: int = 1000, policy: str = "cost") -> None:
         self.coordinator = Coordinator(policy, COSTS)
         self.counters = Counters()
-        self.pace = PrefetchPace(COSTS, link_share=1.0)
+        self.pace = PrefetchPace(COSTS, link_share=1.0, load_tokens=1000)
         self.prefetcher = Prefetcher(self.coordinator, self.pace, lambda: self.counters, max_tokens=max_tokens)
         self.root = Node()
         self.fixed = {agent: Node(100, self.root) for agent in "abcdef"}
@@ -138,10 +138,11 @@ def test_room_is_made_by_what_is_worth_less_and_by_nothing_else(table: Table) ->
     table.say("w", a=0.1, b=0.1, c=0.2, d=0.25, e=0.28, f=0.4)
     assert table.next() is None, "all that is there is needed sooner"
     table.fixed["e"].locked = True
+    table.time(10.2)
     table.say("w", a=0.1, b=0.1, c=0.2, d=0.25, e=100, f=0.4)
     assert table.next() is None, "what could leave is needed by a request"
     table.fixed["e"].locked = False
-    table.time(10.01)
+    table.time(10.4)
     assert table.load().anchor is table.fixed["f"]
 
 
@@ -228,6 +229,16 @@ def test_a_divided_node_is_used_and_wasted_part_by_part(table: Table) -> None:
     table.prefetcher.used([upper])
     table.prefetcher.left(lower)
     assert (table.counters.prefetch_used_tokens, table.counters.prefetch_wasted_tokens) == (40, 60)
+
+
+def test_where_there_was_no_room_nothing_is_tried_for_a_moment(table: Table) -> None:
+    table.evict("a")
+    table.say("w", a=0.2, b=0.1, c=0.1, d=0.1, e=0.1, f=0.1)
+    assert table.next() is None
+    table.say("w", a=0.2, b=100, c=0.1, d=0.1, e=0.1, f=0.1)
+    assert table.next() is None
+    table.time(10.15)
+    assert table.load().anchor is table.fixed["a"]
 
 
 def test_without_news_nothing_is_looked_at_again(table: Table) -> None:

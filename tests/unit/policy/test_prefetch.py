@@ -11,7 +11,7 @@ COSTS = ServingCosts(load_token_s=1e-3)
 
 @pytest.fixture
 def pace() -> PrefetchPace:
-    pace = PrefetchPace(COSTS, link_share=0.5)
+    pace = PrefetchPace(COSTS, link_share=0.5, load_tokens=1000)
     pace.tick(0.0)
     return pace
 
@@ -37,6 +37,7 @@ def test_loads_take_their_share_of_the_link_and_no_more(pace: PrefetchPace) -> N
         pace.tick(now_s)
         while pace.may_load:
             pace.loaded(200)
+            pace.used(200)
             loaded_s += 0.2
     assert loaded_s == pytest.approx(50, rel=0.03)
 
@@ -47,18 +48,44 @@ def test_time_does_not_run_backwards(pace: PrefetchPace) -> None:
     assert not pace.may_load
 
 
-def test_what_nobody_uses_soon_loads_next_to_nothing_and_what_is_used_is_believed_again(pace: PrefetchPace) -> None:
-    pace.settle(used=0.0)
-    assert pace.trust == 1.0, "one mistake may happen"
-    for _ in range(10):
-        pace.settle(used=0.0)
-    assert pace.trust == pytest.approx(1 / 64)
-    for _ in range(20):
-        pace.settle(used=1.0)
-    assert pace.trust == 1.0
+def play(pace: PrefetchPace, seconds: float, used: bool) -> int:
+    """Load whenever allowed, as much as the link takes; returns how many tokens were."""
+    loaded = 0
+    for _ in range(int(seconds * 10)):
+        now_s = (pace._now_s or 0.0) + 0.1
+        pace.tick(now_s)
+        while pace.may_load:
+            pace.loaded(10)
+            (pace.used if used else pace.wasted)(10)
+            loaded += 10
+    return loaded
 
 
-def test_an_occasional_waste_costs_no_trust(pace: PrefetchPace) -> None:
-    for number in range(200):
-        pace.settle(used=0.0 if number % 20 == 19 else 1.0)
-        assert pace.trust == 1.0
+def test_what_nobody_uses_is_a_thousandth_of_the_link_and_one_load(pace: PrefetchPace) -> None:
+    link_tokens = 1000 / COSTS.load_token_s
+    assert play(pace, 1000, used=False) == pytest.approx(1000 + link_tokens / 1000, abs=50)
+    assert pace.wasted_share > 0.4
+
+
+def test_right_predictions_are_believed_again(pace: PrefetchPace) -> None:
+    play(pace, 100, used=False)
+    assert play(pace, 200, used=True) == pytest.approx(0.5 * 200 / COSTS.load_token_s, rel=0.1)
+
+
+def test_one_in_ten_may_be_wrong(pace: PrefetchPace) -> None:
+    loaded = 0
+    for second in range(1, 1000):
+        pace.tick(float(second))
+        while pace.may_load:
+            loaded += 1
+            pace.loaded(100)
+            (pace.wasted if loaded % 11 == 0 else pace.used)(100)
+    assert loaded * 100 == pytest.approx(0.5 * 1000 / COSTS.load_token_s, rel=0.05)
+
+
+def test_what_is_not_used_yet_counts_as_far_as_such_loads_have_been_wasted(pace: PrefetchPace) -> None:
+    for second in range(1, 1000):
+        pace.tick(float(second))
+        if pace.may_load:
+            pace.loaded(1000)
+    assert 5_000 <= pace._open_tokens <= 20_000

@@ -1,0 +1,112 @@
+"""Loads ahead of use in the simulated server: the second body of :class:`kvflow.engine.Prefetcher`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+from simpy.events import ProcessGenerator
+
+from kvflow.config import Prefetch as PrefetchSettings
+from kvflow.engine import Accounting, Coordinator, DeviceView, Load, Prefetcher
+from kvflow.policy import PrefetchPace
+from kvflow.sim.memory import Memory
+from kvflow.sim.node import Node
+from kvflow.sim.request import Request
+
+_TICK_S = 0.25
+_SETTINGS = PrefetchSettings()
+
+
+class Ahead:
+    """Begins loads ahead, one at a time and behind requests' own.
+
+    Args:
+        refresh: brings predictions up to date.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        memory: Memory,
+        coordinator: Coordinator,
+        accounting: Accounting,
+        refresh: Callable[[], None],
+    ) -> None:
+        self._env = env
+        self._memory = memory
+        self._coordinator = coordinator
+        self._accounting = accounting
+        self._refresh = refresh
+        self._planner = Prefetcher(
+            coordinator,
+            PrefetchPace(coordinator.costs, _SETTINGS.link_share, _SETTINGS.max_tokens),
+            lambda: accounting.counters,
+            max_tokens=_SETTINGS.max_tokens,
+            least_tokens=memory.page_tokens,
+        )
+        self._load: Load | None = None
+        self._until_s = 0.0
+        memory.on_left = self._planner.left
+        env.process(self._keep_time())
+
+    def begin(self) -> None:
+        """Begin the next load, if there is one and the link is free."""
+        memory, tree = self._memory, self._memory.tree
+        if self._load is not None or memory.link_free_s > self._env.now:
+            return
+        self._refresh()
+        load = self._planner.next(memory.free_pages * memory.page_tokens, self._device)
+        if load is None:
+            return
+        anchor: Node = load.anchor
+        tree.lock(anchor)
+        if not memory.make_room(load.tokens // memory.page_tokens):
+            tree.unlock(anchor)
+            self._planner.refused()
+            return
+        self._load = load
+        self._planner.begun(load)
+        self._until_s = memory.load_back(anchor, load.nodes[0].parent)
+        self._env.process(self._end(load))
+
+    def passes_over(self, request: Request, pages: int, *, busy: bool) -> bool:
+        """Whether a request is left in the queue for now: what it needs is on its way, or would queue behind that.
+
+        Args:
+            pages: what of its prompt may be found in the cache.
+            busy: there is other work meanwhile.
+        """
+        load = self._load
+        if load is None:
+            return False
+        node = self._memory.tree.match(request.whole, request.near, pages)
+        awaits = any(one.load is load for one in node.path())
+        load.late |= awaits
+        if not busy or not (awaits or not node.on_device):
+            return False
+        self._accounting.counters.passed_over += 1
+        return True
+
+    def ready_s(self, node: Node) -> float:
+        """A request starts behind a node: when all above it has arrived."""
+        path = node.path()
+        awaits = self._load is not None and any(one.load is self._load for one in path)
+        self._planner.used(path)
+        return self._until_s if awaits else 0.0
+
+    def _end(self, load: Load) -> ProcessGenerator:
+        yield self._env.timeout(max(0.0, self._until_s - self._env.now))
+        self._memory.tree.unlock(load.anchor)
+        self._load = None
+        self._planner.ended(load)
+        self.begin()
+
+    def _keep_time(self) -> ProcessGenerator:
+        while True:
+            yield self._env.timeout(_TICK_S)
+            self.begin()
+
+    def _device(self) -> DeviceView:
+        leaves = self._memory.tree.candidates()
+        return DeviceView(leaves=leaves, locked=lambda node: node.locks, own_order=lambda node: node.last_access_time)

@@ -1,0 +1,75 @@
+"""Loads ahead in the simulated server: they hide what a slow link costs, and wrong ones cost next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from statistics import fmean
+
+import pytest
+
+from bench.adversaries import registered
+from kvflow.sim import SimResult, SimSettings, load_profile, simulate
+from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
+
+CONCURRENCY = 4
+OPTIONS = {
+    "chain": SynthOptions(workflows=32, agents=10, fixed_tokens=8192, task_tokens=64, output_tokens=48, seed=3),
+    "react": SynthOptions(workflows=48, turns=8, fixed_tokens=1024, task_tokens=8192, output_tokens=64, seed=3),
+}
+PROFILE = load_profile("a100")
+SLOW_LINK = PROFILE.model_copy(update={"load_token_s": 8 * PROFILE.load_token_s})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adversaries() -> Iterator[None]:
+    with registered():
+        yield
+
+
+@cache
+def workload(kind: str) -> tuple[Program, ...]:
+    return tuple(programs(synthetic_trace(kind, OPTIONS[kind])[1]))
+
+
+@cache
+def run(kind: str, *, prefetch: bool, policy: str = "cost", device: float = 0.5) -> SimResult:
+    loads = [max(call.prompt.tokens + call.output_tokens for call in program.calls) for program in workload(kind)]
+    live_tokens = (10 if kind == "chain" else CONCURRENCY) * sum(loads) / len(loads)
+    settings = SimSettings(
+        policy=policy,
+        prefetch=prefetch,
+        device_tokens=int(device * live_tokens),
+        host_tokens=int(2 * live_tokens),
+        concurrency=1 if kind == "chain" else CONCURRENCY,
+    )
+    return simulate(workload(kind), SLOW_LINK, settings)
+
+
+def test_a_chain_of_agents_does_not_wait_for_loads_any_more() -> None:
+    without, ahead = run("chain", prefetch=False), run("chain", prefetch=True)
+    assert without.counters.stall_s > 1
+    assert ahead.counters.stall_s < 0.2 * without.counters.stall_s
+    assert fmean(ahead.completion_s.values()) < fmean(without.completion_s.values())
+    assert ahead.counters.prefetch_wasted_tokens < 0.1 * ahead.counters.load_back_tokens
+
+
+@pytest.mark.parametrize("policy", ["inverted", "random", "stale", "hostile"])
+@pytest.mark.parametrize("kind", sorted(OPTIONS))
+def test_wrong_predictions_cost_next_to_nothing(kind: str, policy: str) -> None:
+    without, ahead = (run(kind, prefetch=prefetch, policy=policy) for prefetch in (False, True))
+    assert fmean(ahead.completion_s.values()) <= 1.02 * fmean(without.completion_s.values())
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIONS))
+def test_where_all_fits_nothing_is_loaded(kind: str) -> None:
+    without, ahead = (run(kind, prefetch=prefetch, device=3) for prefetch in (False, True))
+    assert ahead.counters.prefetches == 0
+    assert ahead.completion_s == without.completion_s
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIONS))
+def test_every_load_ahead_is_accounted_for(kind: str) -> None:
+    counters = run(kind, prefetch=True).counters
+    settled = counters.prefetch_used_tokens + counters.prefetch_late_tokens + counters.prefetch_wasted_tokens
+    assert 0 < settled <= counters.prefetched_tokens <= counters.load_back_tokens
