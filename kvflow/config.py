@@ -77,6 +77,17 @@ class Prefetch(_Section):
     """Tokens of one load, if nodes are not longer: what requests need themselves waits at most so long behind it."""
 
 
+class Commands(_Section):
+    """Commands on cached context (``kv.pin`` and the others)."""
+
+    pin_share: float = Field(default=0.25, ge=0, le=1)
+    """Share of a tier that one tenant may pin or retain; what goes beyond is clipped."""
+    default_ttl_s: float = Field(default=30.0, gt=0)
+    """How long a command holds that does not say."""
+    max_ttl_s: float = Field(default=600.0, gt=0)
+    """No command holds longer; what asks for more is clipped."""
+
+
 class Costs(_Section):
     """What hits save on this model and machine. The defaults suit an 8B model on one GPU of the H100's kind."""
 
@@ -156,6 +167,7 @@ class Settings(BaseSettings):
     guard: Guard = Guard()
     admission: Admission = Admission()
     prefetch: Prefetch = Prefetch()
+    commands: Commands = Commands()
     costs: Costs = Costs()
     intake: Intake = Intake()
     pin: Pin = Pin()

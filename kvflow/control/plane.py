@@ -14,7 +14,7 @@ from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END, START, steps_to_execution
-from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
+from kvflow.hints import VERBS, DecodedFact, Outcome, Status, StepFact, ToolFact
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
@@ -119,7 +119,7 @@ class ControlPlane:
     def count(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes by action type and status; foreign action types are counted together."""
         for outcome in outcomes:
-            known = outcome.action_type.startswith("kvflow.")
+            known = outcome.action_type.startswith("kvflow.") or outcome.action_type in VERBS
             self.outcome_counts[outcome.action_type if known else "other", outcome.status] += 1
 
     def expire(self) -> list[WorkflowUpdate]:
@@ -279,6 +279,11 @@ class ControlPlane:
         if update != state.announced:
             state.announced = update
             intake.updates.append(update)
+
+    def tenant_of(self, workflow_id: str) -> str:
+        """Whose a live workflow is; empty if nobody said so."""
+        workflow = self._workflows.get(workflow_id)
+        return (workflow.tenant if workflow is not None else None) or ""
 
     def program_of(self, workflow_id: str) -> str:
         """The workflow at the root of a live one."""

@@ -8,6 +8,7 @@ what a node must offer.
 from kvflow.engine.accounting import Accounting, Counters, Tier
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
 from kvflow.engine.coordinator import Coordinator, PromptClaim
 from kvflow.engine.digests import digests, unit_tokens
 from kvflow.engine.guard import Guard, GuardSettings, Regret
@@ -17,14 +18,18 @@ from kvflow.engine.programs import Programs
 
 __all__ = [
     "Accounting",
+    "Answer",
+    "Capacity",
     "Claim",
     "ClaimTable",
+    "Commands",
     "Coordinator",
     "Counters",
     "DeviceView",
     "FixedPromptBoundary",
     "Guard",
     "GuardSettings",
+    "KvCommand",
     "Load",
     "Node",
     "Prefetcher",

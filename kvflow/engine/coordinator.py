@@ -14,6 +14,9 @@ from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
 
+_COMMANDED = EvictionClass.PINNED + 1.0
+"""Above whatever a policy ranks."""
+
 Priority = tuple[bool, Rank]
 """(beyond the guard's candidates, rank); the lowest leaves first."""
 
@@ -281,7 +284,13 @@ class Coordinator:
             self._cutoff = node.last_access_time
 
     def priority(self, node: Node) -> Priority:
-        """Order of a node in the round, lowest first: candidates by rank, then the others by recency alone."""
+        """Order of a node in the round, lowest first: candidates by rank, the others by recency alone, what is pinned.
+
+        Pins by command hold under every policy, and whatever the guard says.
+        """
+        pinned = self._pinned(node)
+        if pinned is not None:
+            return (True, (_COMMANDED, pinned))
         if node.last_access_time > self._cutoff:
             return (True, (0.0, 0.0))
         return (False, self.rank(node))
@@ -307,7 +316,12 @@ class Coordinator:
 
     def class_of(self, node: Node) -> EvictionClass:
         """Order class a node is in now."""
-        return self.standing(node).cls
+        return EvictionClass.PINNED if self._pinned(node) is not None else self.standing(node).cls
+
+    def _pinned(self, node: Node) -> float | None:
+        if node.owners is None or not node.owners.pins:
+            return None
+        return node.owners.pinned(self.claims.clock.now_s, on_device=not node.evicted)
 
     def _rank_leaf(self, node: Node, standing: Standing, *, backed_up: bool | None = None) -> Rank:
         age = 0.0

@@ -49,6 +49,21 @@ class FixedMark:
         return min(1.0, 1 / self.gap, self.gap / (since * since) if since else 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Somebody's command to keep a node; soft, like all pins.
+
+    Attributes:
+        until_s: on the control plane's clock.
+        priority: 0 to 100; the lowest leaves first.
+        on_device: keep it on the device, not only somewhere.
+    """
+
+    until_s: float
+    priority: int
+    on_device: bool
+
+
 @dataclass(slots=True)
 class Owners:
     """Claims and roles on one radix node, with the rank they gave last.
@@ -58,6 +73,7 @@ class Owners:
         fixed: roles that hold the node in their fixed prompt, or share it among a few of their workflows.
         claims: claims on the node; True where it belongs to the claim's fixed prompt, False in its dynamic tail.
         superseded: it was part of a state that a newer one has replaced.
+        pins: commands to keep it, by tenant and tier.
         rank: cached rank, valid while ``rank_version`` equals the version of the clock.
     """
 
@@ -65,6 +81,7 @@ class Owners:
     fixed: dict[Role, FixedMark] = field(default_factory=dict)
     claims: dict[Claim, bool] = field(default_factory=dict)
     superseded: bool = False
+    pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
     rank: Rank = (0.0, 0.0)
     rank_version: int = -1
     _prune_at: int = _PRUNE_FLOOR
@@ -72,7 +89,15 @@ class Owners:
     def copy(self, end_tokens: int) -> Owners:
         """Duplicate for the upper half of a split node, which ends at ``end_tokens``."""
         marks = {role: FixedMark(mark.stamp, mark.first, mark.gap, mark.shared) for role, mark in self.fixed.items()}
-        return Owners(end_tokens, marks, dict(self.claims), self.superseded, _prune_at=self._prune_at)
+        return Owners(end_tokens, marks, dict(self.claims), self.superseded, dict(self.pins), _prune_at=self._prune_at)
+
+    def pinned(self, now_s: float, *, on_device: bool) -> int | None:
+        """Highest priority with which the node is to be kept on its tier; None if nobody said so."""
+        if not self.pins:
+            return None
+        self.pins = {key: pin for key, pin in self.pins.items() if pin.until_s > now_s}
+        kept = [pin.priority for pin in self.pins.values() if pin.on_device or not on_device]
+        return max(kept, default=None)
 
     def fixed_roles(self) -> list[Role]:
         """Roles whose fixed prompt covers the node."""

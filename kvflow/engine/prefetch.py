@@ -21,6 +21,7 @@ _LIKELY = 0.3
 """Of the branches a workflow may take, those at least so likely are loaded: three at most."""
 _PAUSE_S = 0.1
 """How long nothing is tried after there was no room."""
+_MAX_ORDERS = 256
 _LOOKED_AT = 16
 """Contexts looked at for one decision, the nearest uses first."""
 
@@ -91,6 +92,7 @@ class Prefetcher:
         self._least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
         self._resume_s = 0.0
+        self._ordered: dict[Node, float] = {}
         self._begun = 0
 
     def next(self, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
@@ -111,13 +113,35 @@ class Prefetcher:
         state = (clock.version, self._begun)
         if state == self._decided or clock.now_s < self._resume_s or not self.pace.may_load:
             return None
-        load = next(filter(None, map(self._load_of, self._nearest())), None)
+        loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, self._nearest()))
+        load = next(filter(None, loads), None)
         if load is not None:
             if self._has_room(load, free_tokens, view):
                 return load
             self._resume_s = clock.now_s + _PAUSE_S  # what is needed later is worth less
         self._decided = state
         return None
+
+    def order(self, nodes: Sequence[Node], until_s: float) -> bool:
+        """Load contexts as soon as may be, by command; False if too many are ordered already.
+
+        Args:
+            nodes: where they end.
+            until_s: not after this, on the control plane's clock.
+        """
+        if len(self._ordered) + len(nodes) > _MAX_ORDERS:
+            return False
+        self._ordered |= dict.fromkeys(nodes, until_s)
+        self._decided = None
+        return True
+
+    def cancel(self, nodes: Sequence[Node]) -> int:
+        """Take back what was ordered of these; returns how many."""
+        return sum(self._ordered.pop(node, None) is not None for node in nodes)
+
+    def flushed(self) -> None:
+        """The cache has been flushed."""
+        self._ordered.clear()
 
     def begun(self, load: Load) -> None:
         """A chosen load has begun."""
@@ -174,9 +198,25 @@ class Prefetcher:
         """Where the context ends that the claim will use: its own, or the fixed prompt others of its role have left."""
         return claim.tip if claim.tip is not None and claim.keeps_tail else claim.role.tip
 
+    def _orders(self, now_s: float) -> list[Node]:
+        """What is ordered and not there yet."""
+        over = [node for node, until_s in self._ordered.items() if until_s <= now_s or not self._missing(node)]
+        self.cancel(over)
+        return list(self._ordered)
+
+    def _load_ordered(self, node: Node) -> Load | None:
+        return self._first_part(self._missing(node), "")
+
     def _load_of(self, claim: Claim) -> Load | None:
-        """What of a claim's context is on the host only, from the top, as far as one load goes."""
-        node = self._target(claim)
+        missing = self._missing(self._target(claim))
+        whole = sum(len(node.key) for node in missing)
+        next_s = claim.next_s(self._coordinator.claims.clock)
+        if whole < self._least_tokens or not self.pace.near(next_s, claim.steps, whole):
+            return None
+        return self._first_part(missing, claim.role.agent)
+
+    def _missing(self, node: Node | None) -> list[Node]:
+        """What of a context is on the host only, deepest first."""
         missing: list[Node] = []
         while node is not None and node.parent is not None and (node.evicted or not self._coordinator.cached(node)):
             if self._coordinator.cached(node) and node.backuped:
@@ -184,18 +224,18 @@ class Prefetcher:
             else:
                 missing.clear()  # what hangs below something lost cannot be used
             node = node.parent
-        whole = sum(len(node.key) for node in missing)
-        next_s = claim.next_s(self._coordinator.claims.clock)
-        if whole < self._least_tokens or not self.pace.near(next_s, claim.steps, whole):
-            return None
+        return missing
+
+    def _first_part(self, missing: list[Node], agent: str) -> Load | None:
+        """From the top, as far as one load goes."""
         nodes: list[Node] = []
         tokens = 0
         for node in reversed(missing):
-            if nodes and tokens + len(node.key) > self._max_tokens:
+            if tokens >= self._least_tokens and tokens + len(node.key) > self._max_tokens:
                 break
             nodes.append(node)
             tokens += len(node.key)
-        return Load(nodes, claim.role.agent, tokens)
+        return Load(nodes, agent, tokens) if tokens >= self._least_tokens else None
 
     def _has_room(self, load: Load, free_tokens: int, view: Callable[[], DeviceView]) -> bool:
         """Whether it fits into free memory, or into what would leave before it."""

@@ -4,8 +4,10 @@ pydantic models at the edge of the HTTP process and of the client; nothing below
 nothing of graphs, policies or SGLang.
 """
 
-from kvflow.hints.build import envelope, step_action, tool_action
+from kvflow.hints.build import command_action, envelope, step_action, tool_action
+from kvflow.hints.commands import VERBS, AgentTarget, Command, PromptTarget, Target, WorkflowTarget
 from kvflow.hints.models import (
+    DecodedCommand,
     DecodedFact,
     DecodedHints,
     Fact,
@@ -17,13 +19,21 @@ from kvflow.hints.models import (
 )
 
 __all__ = [
+    "VERBS",
+    "AgentTarget",
+    "Command",
+    "DecodedCommand",
     "DecodedFact",
     "DecodedHints",
     "Fact",
     "Outcome",
+    "PromptTarget",
     "Status",
     "StepFact",
+    "Target",
     "ToolFact",
+    "WorkflowTarget",
+    "command_action",
     "decode_envelope",
     "envelope",
     "step_action",

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+from pydantic import BaseModel
+
+from kvflow.hints.commands import VERBS, Command
 from kvflow.hints.models import ACTION_VERSION, PROTOCOL_VERSION, Fact, StepFact, ToolFact
 
 _counter = itertools.count()
@@ -14,12 +17,27 @@ _counter = itertools.count()
 
 def action(fact: Fact) -> dict[str, Any]:
     """Wrap a fact into an action of the wire format; fields at their default are left out."""
-    action_type = "kvflow.step" if isinstance(fact, StepFact) else "kvflow.tool"
+    return _action("kvflow.step" if isinstance(fact, StepFact) else "kvflow.tool", fact)
+
+
+def command_action(verb: str, **fields: Any) -> dict[str, Any]:
+    """Build an action of one of the ``kv.*`` verbs; fields as in :class:`~kvflow.hints.commands.Command`.
+
+    Raises:
+        pydantic.ValidationError: a field is missing or out of range.
+        ValueError: there is no such verb.
+    """
+    if verb not in VERBS:
+        raise ValueError(f"there is no command {verb!r}; choose one of {', '.join(VERBS)}")
+    return _action(verb, Command(**fields))
+
+
+def _action(action_type: str, payload: BaseModel) -> dict[str, Any]:
     return {
         "action_id": f"a{next(_counter)}",
         "action_type": action_type,
         "action_version": ACTION_VERSION,
-        "payload": fact.model_dump(exclude_defaults=True),
+        "payload": payload.model_dump(exclude_defaults=True),
     }
 
 

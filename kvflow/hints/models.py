@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from kvflow.errors import HintDecodeError
+from kvflow.hints.commands import VERBS, Command
 
 PROTOCOL_VERSION = "1.0"
 ACTION_VERSION = "1"
@@ -126,22 +127,34 @@ class DecodedFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedCommand:
+    """A command together with the action it came in."""
+
+    action_id: str
+    verb: str
+    command: Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedHints:
     """What an envelope holds for kvflow.
 
     Attributes:
-        facts: understood actions, in the order sent.
-        outcomes: answers to the actions that are not ours (``unsupported``).
+        facts: understood facts, in the order sent.
+        commands: understood commands, in the order sent.
+        outcomes: answers to the other actions: not ours, or a command in a shape that is not ours (``unsupported``).
     """
 
     facts: tuple[DecodedFact, ...]
+    commands: tuple[DecodedCommand, ...]
     outcomes: tuple[Outcome, ...]
 
 
 def decode_envelope(value: object) -> DecodedHints:
-    """Check an envelope and pick out the facts.
+    """Check an envelope and pick out facts and commands.
 
-    Actions of other types, and other versions of ours, are never an error: they end as ``unsupported``.
+    Actions of other types, and other versions of ours, are never an error: they end as ``unsupported``. So do commands
+    whose payload is not ours, because others use the same verbs.
 
     Args:
         value: the envelope as decoded JSON.
@@ -156,32 +169,38 @@ def decode_envelope(value: object) -> DecodedHints:
     except ValidationError as error:
         raise _decode_error(error) from None
     facts: list[DecodedFact] = []
+    commands: list[DecodedCommand] = []
     outcomes: list[Outcome] = []
     for index, action in enumerate(envelope.actions):
         reason = _unsupported_reason(action)
         if reason:
-            outcomes.append(
-                Outcome(
-                    action_id=action.action_id,
-                    action_type=action.action_type,
-                    status=Status.UNSUPPORTED,
-                    reason=reason,
-                )
-            )
+            outcomes.append(_unsupported(action, reason))
             continue
-        if len(facts) == MAX_ACTIONS:
+        if len(facts) + len(commands) == MAX_ACTIONS:
             raise HintDecodeError(f"actions.{index}", f"at most {MAX_ACTIONS} actions of kvflow are allowed")
         _check_size(action.payload, f"actions.{index}.payload")
+        if action.action_type in VERBS:
+            try:
+                command = Command.model_validate(action.payload)
+            except ValidationError as error:
+                outcomes.append(_unsupported(action, str(_decode_error(error, prefix="payload"))))
+                continue
+            commands.append(DecodedCommand(action_id=action.action_id, verb=action.action_type, command=command))
+            continue
         try:
             fact = FACT_MODELS[action.action_type].model_validate(action.payload)
         except ValidationError as error:
             raise _decode_error(error, prefix=f"actions.{index}.payload") from None
         facts.append(DecodedFact(action_id=action.action_id, action_type=action.action_type, fact=fact))
-    return DecodedHints(facts=tuple(facts), outcomes=tuple(outcomes))
+    return DecodedHints(facts=tuple(facts), commands=tuple(commands), outcomes=tuple(outcomes))
+
+
+def _unsupported(action: Action, reason: str) -> Outcome:
+    return Outcome(action_id=action.action_id, action_type=action.action_type, status=Status.UNSUPPORTED, reason=reason)
 
 
 def _unsupported_reason(action: Action) -> str:
-    if action.action_type not in FACT_MODELS:
+    if action.action_type not in FACT_MODELS and action.action_type not in VERBS:
         return "unknown action type"
     if action.action_version.split(".")[0] != ACTION_VERSION:
         return f"action version {action.action_version} is not supported, send {ACTION_VERSION}"

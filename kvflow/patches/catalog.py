@@ -284,6 +284,13 @@ SEAMS: tuple[Seam, ...] = (
         "Queues a load that no request asked for.",
     ),
     _override(
+        "cache.evict_leaf",
+        f"{_CACHE}._evict_device_leaf",
+        ("self", "node_id", "tracker"),
+        Feature.EVICTION,
+        "Lets a context leave the device by command.",
+    ),
+    _override(
         "cache.start_loads",
         f"{_CACHE}.ready_to_load_host_cache",
         ("self",),

@@ -6,27 +6,35 @@ reads only that one. A client cannot send it: :func:`attach` drops what came fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvflow.engine import PromptClaim
+from kvflow.engine import KvCommand, PromptClaim
 
 ACTION_TYPE = "kvflow.claim"
+COMMAND_TYPE = "kvflow.prompt_command"
 
 
-def attach(envelope: dict[str, Any], claim: PromptClaim | None) -> dict[str, Any]:
-    """Copy an envelope with the claim in place; foreign actions pass through untouched."""
-    actions = [action for action in envelope.get("actions", ()) if action["action_type"] != ACTION_TYPE]
+def attach(envelope: dict[str, Any], claim: PromptClaim | None, commands: Sequence[KvCommand] = ()) -> dict[str, Any]:
+    """Copy an envelope with claim and commands on the prompt in place; foreign actions pass through untouched."""
+    own = (ACTION_TYPE, COMMAND_TYPE)
+    actions = [action for action in envelope.get("actions", ()) if action["action_type"] not in own]
     if claim is not None:
-        actions.append(
-            {
-                "action_id": ACTION_TYPE,
-                "action_type": ACTION_TYPE,
-                "action_version": "1",
-                "payload": asdict(claim),
-            }
-        )
+        actions.append(_action(ACTION_TYPE, asdict(claim)))
+    actions += [_action(COMMAND_TYPE, asdict(command)) for command in commands]
     return {**envelope, "actions": actions}
+
+
+def _action(action_type: str, payload: dict[str, Any]) -> dict[str, Any]:
+    return {"action_id": action_type, "action_type": action_type, "action_version": "1", "payload": payload}
+
+
+def commands_of(req: Any) -> list[KvCommand]:
+    """Commands on the prompt of a scheduler's request."""
+    if req.kv_hints is None:
+        return []
+    return [KvCommand(**a.payload) for a in req.kv_hints.actions if a.action_type == COMMAND_TYPE]
 
 
 def claim_of(req: Any) -> PromptClaim | None:

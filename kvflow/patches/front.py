@@ -18,7 +18,7 @@ from kvflow.control import ControlPlane
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, decode_envelope
-from kvflow.patches import claim
+from kvflow.patches import claim, desk
 from kvflow.patches.guard import note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.predict import WorkflowUpdate
@@ -37,10 +37,12 @@ class Admission:
     Attributes:
         envelope: its hints with the claim in place; None if they were malformed and we are lenient.
         step: the step it belongs to, if any.
+        commands: what becomes of the commands it carries.
     """
 
     envelope: dict[str, Any] | None = None
     step: StepFact | None = None
+    commands: asyncio.Task[list[Outcome]] | None = None
 
 
 class _Question:
@@ -103,7 +105,11 @@ class Front:
         self.plane.count(decoded.outcomes)
         outcomes = self._take(decoded.facts, with_request=True)
         step = _own_step(decoded.facts, outcomes)
-        return Admission(envelope=claim.attach(envelope, step and self._claim(step)), step=step)
+        own = desk.prompt_commands(self, decoded.commands, step)
+        commands = None
+        if decoded.commands:
+            commands = asyncio.create_task(desk.execute(self, decoded.commands, with_request=True))
+        return Admission(envelope=claim.attach(envelope, step and self._claim(step), own), step=step, commands=commands)
 
     def answered(self, admission: Admission) -> None:
         """A request has been answered, or given up; to be called once for each that was admitted."""
@@ -118,8 +124,8 @@ class Front:
         except Exception:
             note("taking answers")
 
-    def events(self, envelope: Any) -> list[Outcome]:
-        """Take facts that come without a request.
+    async def hints(self, envelope: Any) -> list[Outcome]:
+        """Take facts, then commands, that come without a request.
 
         Raises:
             HintDecodeError: the envelope is malformed.
@@ -130,7 +136,8 @@ class Front:
             self.malformed += 1
             raise
         self.plane.count(decoded.outcomes)
-        return [*self._take(decoded.facts), *decoded.outcomes]
+        facts = self._take(decoded.facts)
+        return [*facts, *await desk.execute(self, decoded.commands, with_request=False), *decoded.outcomes]
 
     async def ask(self, op: str, **arguments: Any) -> list[KvflowAnswer]:
         """Put a question to every data-parallel replica.

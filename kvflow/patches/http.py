@@ -13,6 +13,7 @@ from sglang.srt.entrypoints import http_server
 import kvflow
 from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavailableError
 from kvflow.graph import to_dict, to_dot, to_mermaid
+from kvflow.hints import VERBS
 from kvflow.hints.models import FACT_MODELS
 from kvflow.patches import switch, versions
 from kvflow.patches.front import Front
@@ -50,7 +51,7 @@ async def status() -> Any:
         "seams": seams,
         "seams_hold": all(seam["holds"] for seam in seams),
         "degraded": dict(degraded),
-        "actions": sorted(FACT_MODELS),
+        "actions": [*sorted(FACT_MODELS), *VERBS],
         "settings": front.settings.model_dump(),
     }
 
@@ -101,10 +102,11 @@ async def policy(request: Request) -> Any:
 
 
 @router.post("/events")
-async def events(request: Request) -> Any:
-    """Take a ``kv_hints`` envelope of facts that come without a request."""
+@router.post("/hints")
+async def hints(request: Request) -> Any:
+    """Take a ``kv_hints`` envelope of facts and commands that come without a request."""
     try:
-        outcomes = _front().events(await _json(request))
+        outcomes = await _front().hints(await _json(request))
     except HintDecodeError as error:
         return _problem(400, error)
     return {"outcomes": [asdict(outcome) for outcome in outcomes]}

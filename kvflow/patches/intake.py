@@ -6,6 +6,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -55,10 +56,19 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
     try:
         _admit(front, obj, admissions)
         async for answer in generate():
-            yield answer
+            yield _with_outcomes(answer, admissions)
     finally:
         for admission in admissions:
             front.answered(admission)
+
+
+def _with_outcomes(answer: Any, admissions: list[Admission]) -> Any:
+    """Say in the last answer of a request what has become of its commands (``meta_info.kvflow``)."""
+    if len(admissions) == 1 and isinstance(answer, dict):
+        commands, meta = admissions[0].commands, answer.get("meta_info")
+        if commands is not None and commands.done() and isinstance(meta, dict) and meta.get("finish_reason"):
+            meta["kvflow"] = {"outcomes": [asdict(outcome) for outcome in commands.result()]}
+    return answer
 
 
 def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:

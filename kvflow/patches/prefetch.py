@@ -128,6 +128,7 @@ class Prefetch:
     def forget(self) -> None:
         """The cache has been reset."""
         self._load = None
+        self.planner.flushed()
 
     def _any_awaits(self, reqs: list[Any]) -> bool:
         return any(self._awaits(req) for req in reqs)

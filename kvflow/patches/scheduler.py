@@ -95,10 +95,15 @@ def _set_policy(cache: KvflowRadixCache, policy: str) -> dict[str, Any]:
     return {"policy": cache.coordinator.policy}
 
 
+def _execute(cache: KvflowRadixCache, commands: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"answers": cache.desk.execute(commands)}
+
+
 OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "status": _status,
     "stats": _stats,
     "waits": _waits,
     "set_policy": _set_policy,
     "residency": residency,
+    "commands": _execute,
 }

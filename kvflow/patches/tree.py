@@ -25,6 +25,7 @@ from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
+from kvflow.patches.commands import CommandDesk
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.orders import require_servable
@@ -190,6 +191,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
         if self.prefetch is not None:
             self.tree_core.on_left = self.prefetch.planner.left
+        self.desk = CommandDesk(self, settings)
         self._tagging = Guard("claims")
         self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
@@ -200,6 +202,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.accounting.forget_pages()
             self.coordinator.flushed()
             self.trust.clear()
+            self.desk.flushed()
             if self.prefetch is not None:
                 self.prefetch.forget()
 
@@ -207,6 +210,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         super().checkpoint(req, up_to=up_to, **kwargs)
         if not self.disable:
             self._tagging.run(self._tag, req, default=None)
+            self._tagging.run(self.desk.prompt, req, default=None)
             self._watching.run(self._watch, req, default=None)
             self._counting.run(self._count, req, default=None)
 
@@ -309,7 +313,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             return
         req._kvflow_counted = req.retraction_count
         if self.prefetch is not None:
-            self.prefetch.planner.used(node for node, _ in self._path(req))
+            self.prefetch.planner.used(node for node, _ in self.path_of(req))
         if counted is not None:
             self.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return
@@ -332,7 +336,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             fixed_tokens = self.coordinator.fixed_tokens(claim, req.origin_input_ids)
             fixed_tokens -= fixed_tokens % self.page_size
             req._kvflow_fixed_tokens = fixed_tokens
-        path = self._path(req)
+        path = self.path_of(req)
         if not path:
             return
         if 0 < fixed_tokens < path[0][1] and all(end != fixed_tokens for _, end in path):
@@ -344,7 +348,7 @@ class KvflowRadixCache(UnifiedRadixCache):
                     cache_salt=req.cache_salt,
                 )
             )
-            path = self._path(req)
+            path = self.path_of(req)
         self.coordinator.tag(claim, path, fixed_tokens, first=first)
 
     def _answered(self, req: Any) -> None:
@@ -354,7 +358,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             tell = self.coordinator.answered if req.finished() else self.coordinator.retracted
             tell(claim)
 
-    def _path(self, req: Any) -> list[tuple[Any, int]]:
+    def path_of(self, req: Any) -> list[tuple[Any, int]]:
         """Nodes of a request's path with the position where each ends, deepest first."""
         path = []
         node: Any = self.tree_core.node_by_id(req.last_node)

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvflow.errors import HintDecodeError
-from kvflow.hints import Status, StepFact, ToolFact, decode_envelope, envelope, step_action, tool_action
+from kvflow.hints import (
+    AgentTarget,
+    Status,
+    StepFact,
+    ToolFact,
+    command_action,
+    decode_envelope,
+    envelope,
+    step_action,
+    tool_action,
+)
 
 names = st.text(min_size=1, max_size=40)
 steps = st.builds(
@@ -108,3 +118,29 @@ def test_what_others_write_passes_whatever_its_size_number_and_keys() -> None:
     value = with_payload({"x": "y" * 70_000}, action_type="other") | {"trace_id": "t", "protocol_version": "9"}
     value["actions"] = [action | {"lane": 3} for action in value["actions"] * 100]
     assert len(decode_envelope(value).outcomes) == 100
+
+
+def test_commands_are_told_from_facts() -> None:
+    target = {"kind": "agent", "workflow_id": "w", "agent": "a"}
+    sent = envelope([step_action(workflow_id="w", agent="a"), command_action("kv.pin", target=target, ttl_s=5)])
+    decoded = decode_envelope(json.loads(json.dumps(sent)))
+    assert [item.action_type for item in decoded.facts] == ["kvflow.step"]
+    (item,) = decoded.commands
+    assert (item.verb, item.command.ttl_s, item.command.target) == ("kv.pin", 5, AgentTarget(**target))
+    assert decoded.outcomes == ()
+
+
+@pytest.mark.parametrize(
+    "payload", [{}, {"target": {"kind": "everything"}}, {"pages": [1, 2]}, {"target": {"kind": "prompt"}, "ttl_s": -1}]
+)
+def test_a_command_in_a_shape_that_is_not_ours_is_somebody_elses(payload: dict[str, Any]) -> None:
+    decoded = decode_envelope(with_payload(payload, action_type="kv.pin"))
+    assert decoded.commands == ()
+    (outcome,) = decoded.outcomes
+    assert outcome.status is Status.UNSUPPORTED
+    assert "payload" in outcome.reason
+
+
+def test_a_verb_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match=r"kv\.pin"):
+        command_action("kv.explode", target={"kind": "prompt"})

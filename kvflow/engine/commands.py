@@ -1,0 +1,245 @@
+"""Commands on cached context, executed where the cache is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvflow.engine.accounting import Tier
+from kvflow.engine.claims import Claim
+from kvflow.engine.coordinator import Coordinator
+from kvflow.engine.owners import Owners, Pin
+from kvflow.engine.ports import Node
+from kvflow.engine.prefetch import Prefetcher
+
+Verb = Literal["kv.pin", "kv.retain", "kv.prefetch", "kv.demote", "kv.release"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCommand:
+    """One command, its target resolved as far as the control plane can.
+
+    Attributes:
+        workflow_id: None for the prompt of the request that carries it.
+        agent: None for all of the workflow.
+        start_tokens, end_tokens: range of the prompt.
+        tier: the uppermost tier a pin is for.
+        tenant: whose budget it counts for.
+    """
+
+    verb: Verb
+    workflow_id: str | None = None
+    agent: str | None = None
+    start_tokens: int = 0
+    end_tokens: int | None = None
+    ttl_s: float = 30.0
+    priority: int = 50
+    tier: Literal["device", "host"] = "device"
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a command; ``status`` in the words of :class:`kvflow.hints.Status`."""
+
+    status: str
+    reason: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What there is to pin in, in tokens, and how much of it one tenant may pin."""
+
+    device_tokens: int
+    host_tokens: int
+    tenant_share: float
+
+
+class Commands:
+    """Executes commands on the nodes of claims and prompts.
+
+    Args:
+        coordinator: whose contexts they are.
+        prefetcher: takes orders to load; None where there is nothing to load from.
+        capacity: asked for each time.
+        demote: lets a node leave the device if it can; tells whether it did.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        prefetcher: Prefetcher | None,
+        capacity: Callable[[], Capacity],
+        demote: Callable[[Node], bool],
+    ) -> None:
+        self._coordinator = coordinator
+        self._prefetcher = prefetcher
+        self._capacity = capacity
+        self._demote = demote
+        self._pinned: dict[tuple[str, Tier], dict[Node, Pin]] = {}
+
+    def execute(self, command: KvCommand) -> Answer:
+        """Execute a command on what a workflow, or one of its agents, has computed last."""
+        claims = self._coordinator.claims.of(command.workflow_id or "")
+        if claims is None:
+            return Answer(status="missing", reason="no such workflow is live")
+        chosen = list(claims.values())
+        if command.agent is not None:
+            if command.agent not in claims:
+                return Answer(status="missing", reason="the workflow has no such agent")
+            chosen = [claims[command.agent]]
+        nodes: dict[Node, None] = {}
+        for claim in chosen:
+            nodes |= dict.fromkeys(self._nodes_of(claim))
+        if not nodes:
+            return Answer(status="missing", reason="nothing of it is cached")
+        return self._on(command, list(nodes), set(chosen))
+
+    def on_prompt(self, command: KvCommand, path: Sequence[tuple[Node, int]]) -> Answer:
+        """Execute a command on the prompt of a request, now that it has been computed.
+
+        Args:
+            command: its range is widened to whole nodes.
+            path: the prompt's nodes with the position of each node's last token + 1, deepest first.
+        """
+        end_tokens = command.end_tokens if command.end_tokens is not None else path[0][1]
+        nodes = [node for node, end in path if end > command.start_tokens and end - len(node.key) < end_tokens]
+        if not nodes:
+            return Answer(status="missing", reason="the prompt has no such tokens")
+        return self._on(command, nodes, set())
+
+    def flushed(self) -> None:
+        """The cache has been flushed."""
+        self._pinned.clear()
+
+    def _nodes_of(self, claim: Claim) -> list[Node]:
+        """A claim's cached context, deepest first."""
+        node = claim.tip
+        while node is not None and node.parent is not None and not self._coordinator.cached(node):
+            node = node.parent
+        nodes = []
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes
+
+    def _on(self, command: KvCommand, nodes: list[Node], claims: set[Claim]) -> Answer:
+        if command.verb in ("kv.pin", "kv.retain"):
+            return self._pin(command, nodes)
+        if command.verb == "kv.prefetch":
+            return self._prefetch(command, nodes)
+        if command.verb == "kv.demote":
+            return self._leave(nodes, claims)
+        return self._release(nodes)
+
+    def _pin(self, command: KvCommand, nodes: list[Node]) -> Answer:
+        """Pin from the root down, as far as the tenant's budget goes: what is above is of use without what is below."""
+        clock = self._coordinator.claims.clock
+        tier = Tier.HOST if command.verb == "kv.retain" else Tier(command.tier)
+        capacity = self._capacity()
+        room = capacity.tenant_share * (capacity.device_tokens if tier is Tier.DEVICE else capacity.host_tokens)
+        if tier is Tier.HOST and not capacity.host_tokens:
+            return Answer(status="rejected", reason="this server has no host tier")
+        pinned = self._pinned.setdefault((command.tenant, tier), {})
+        self._forget_expired(pinned)
+        room -= sum(len(node.key) for node in pinned)
+        until_s = clock.now_s + command.ttl_s
+        wanted = kept = 0
+        full = False
+        for node in sorted(nodes, key=_depth):
+            tokens = len(node.key)
+            wanted += tokens
+            cost = 0 if node in pinned else tokens
+            full = full or cost > room
+            if full:
+                continue
+            room -= cost
+            kept += tokens
+            before = pinned.get(node)  # a shared node is kept as long, and as firmly, as any of its pins say
+            pinned[node] = Pin(
+                max(until_s, before.until_s) if before else until_s,
+                max(command.priority, before.priority) if before else command.priority,
+                on_device=tier is Tier.DEVICE,
+            )
+            owners = node.owners = node.owners or Owners()
+            owners.pins[command.tenant, tier] = pinned[node]
+        clock.version += 1
+        if not kept:
+            return Answer(status="rejected", reason=f"the tenant has pinned all it may of the {tier}")
+        if kept < wanted:
+            return Answer(
+                status="clipped", reason=f"{kept} of {wanted} tokens: the tenant's budget is used up", tokens=kept
+            )
+        return Answer(status="accepted", tokens=kept)
+
+    def _forget_expired(self, pinned: dict[Node, Pin]) -> None:
+        now_s = self._coordinator.claims.clock.now_s
+        for node in [
+            node for node, pin in pinned.items() if pin.until_s <= now_s or not self._coordinator.cached(node)
+        ]:
+            del pinned[node]
+
+    def _prefetch(self, command: KvCommand, nodes: list[Node]) -> Answer:
+        missing = sum(len(node.key) for node in nodes if node.evicted)
+        if not missing:
+            return Answer(status="accepted", reason="all of it is on the device")
+        if self._prefetcher is None:
+            return Answer(status="unsupported", reason="this server loads nothing ahead (prefetch.enabled, host tier)")
+        until_s = self._coordinator.claims.clock.now_s + command.ttl_s
+        if not self._prefetcher.order(_tips(nodes), until_s):
+            return Answer(status="rejected", reason="too many loads are ordered already")
+        return Answer(status="deferred", reason="loads as soon as the link and room allow", tokens=missing)
+
+    def _leave(self, nodes: list[Node], claims: set[Claim]) -> Answer:
+        """From the leaves up, as far as nobody else is known to use them."""
+        gone = shared = 0
+        for node in sorted(nodes, key=_depth, reverse=True):
+            if node.evicted:
+                continue
+            if self._wanted_by_others(node, claims):
+                shared += len(node.key)
+            elif self._demote(node):
+                gone += len(node.key)
+        left = sum(len(node.key) for node in nodes if not node.evicted)
+        if not left:
+            return Answer(status="accepted", tokens=gone)
+        reason = f"{left} tokens stay: in use, not yet copied to the host, or used by others ({shared})"
+        return Answer(status="clipped" if gone else "rejected", reason=reason, tokens=gone)
+
+    @staticmethod
+    def _wanted_by_others(node: Node, claims: set[Claim]) -> bool:
+        owners = node.owners
+        if owners is None:
+            return False
+        others = any(claim.expected for claim in owners.claims if claim not in claims)
+        return others or any(set(role.claims) - claims for role in owners.fixed)
+
+    def _release(self, nodes: list[Node]) -> Answer:
+        freed = 0
+        for node in nodes:
+            if node.owners is not None and node.owners.pins:
+                node.owners.pins.clear()
+                freed += len(node.key)
+            for pinned in self._pinned.values():
+                pinned.pop(node, None)
+        cancelled = self._prefetcher.cancel(nodes) if self._prefetcher is not None else 0
+        self._coordinator.claims.clock.version += 1
+        if not (freed or cancelled):
+            return Answer(status="missing", reason="nothing of it was pinned, retained or ordered")
+        return Answer(status="accepted", tokens=freed)
+
+
+def _depth(node: Node) -> int:
+    depth = 0
+    while node.parent is not None:
+        node = node.parent
+        depth += 1
+    return depth
+
+
+def _tips(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes with none of the others below them."""
+    above = {id(node.parent) for node in nodes}
+    return [node for node in nodes if id(node) not in above]

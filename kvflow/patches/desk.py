@@ -1,0 +1,82 @@
+"""Commands in the HTTP process: clipped, sent to the schedulers, and their answers brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kvflow.engine import KvCommand
+from kvflow.errors import ServerUnavailableError
+from kvflow.hints import AgentTarget, DecodedCommand, Outcome, PromptTarget, Status, StepFact
+
+if TYPE_CHECKING:
+    from kvflow.patches.front import Front
+
+_BEST_FIRST = (Status.ACCEPTED, Status.CLIPPED, Status.DEFERRED, Status.UNSUPPORTED, Status.REJECTED, Status.MISSING)
+"""What counts where several replicas answer: a workflow lives on those its requests have gone to."""
+
+
+def prompt_commands(front: Front, commands: Sequence[DecodedCommand], step: StepFact | None) -> list[KvCommand]:
+    """Commands on the prompt of the request they came with."""
+    tenant = (step.tenant if step is not None else None) or ""
+    return [_command(front, item, tenant) for item in commands if isinstance(item.command.target, PromptTarget)]
+
+
+async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_request: bool) -> list[Outcome]:
+    """Execute commands, those on a prompt excepted; outcomes in the order of the commands, and counted."""
+    outcomes: dict[int, Outcome] = {}
+    sent: list[int] = []
+    for index, item in enumerate(commands):
+        if not isinstance(item.command.target, PromptTarget):
+            sent.append(index)
+        elif with_request:
+            outcomes[index] = _outcome(item, Status.DEFERRED, "until the prompt has been computed")
+        else:
+            outcomes[index] = _outcome(item, Status.REJECTED, "no request carries it: name an agent or a workflow")
+    if sent:
+        fields = [asdict(_command(front, commands[index], None)) for index in sent]
+        try:
+            replicas = [answer.data.get("answers") for answer in await front.ask("commands", commands=fields)]
+        except ServerUnavailableError as error:
+            outcomes |= {index: _outcome(commands[index], Status.REJECTED, str(error)) for index in sent}
+        else:
+            for place, index in enumerate(sent):
+                answers = [answers[place] for answers in replicas if answers]
+                outcomes[index] = _joined(front, commands[index], answers)
+    result = [outcomes[index] for index in range(len(commands))]
+    front.plane.count(result)
+    return result
+
+
+def _joined(front: Front, item: DecodedCommand, answers: list[dict[str, Any]]) -> Outcome:
+    """The best answer of all replicas; what was cut to the longest time allowed is clipped at best."""
+    if not answers:
+        return _outcome(item, Status.UNSUPPORTED, "kvflow's eviction is off; see /kvflow/v1/status")
+    best = min(answers, key=lambda answer: _BEST_FIRST.index(Status(answer["status"])))
+    most_s = front.settings.commands.max_ttl_s
+    status, reason = Status(best["status"]), best["reason"]
+    if status is Status.ACCEPTED and item.command.ttl_s is not None and item.command.ttl_s > most_s:
+        return _outcome(item, Status.CLIPPED, f"for {most_s:g} s (commands.max_ttl_s)")
+    return _outcome(item, status, reason)
+
+
+def _command(front: Front, item: DecodedCommand, tenant: str | None) -> KvCommand:
+    command, limits = item.command, front.settings.commands
+    target = command.target
+    ttl_s = min(command.ttl_s or limits.default_ttl_s, limits.max_ttl_s)
+    common: dict[str, Any] = {"verb": item.verb, "ttl_s": ttl_s, "priority": command.priority}
+    if command.tier is not None:
+        common["tier"] = command.tier
+    if isinstance(target, PromptTarget):
+        return KvCommand(**common, tenant=tenant or "", start_tokens=target.start_tokens, end_tokens=target.end_tokens)
+    return KvCommand(
+        **common,
+        tenant=front.plane.tenant_of(target.workflow_id),
+        workflow_id=target.workflow_id,
+        agent=target.agent if isinstance(target, AgentTarget) else None,
+    )
+
+
+def _outcome(item: DecodedCommand, status: Status, reason: str) -> Outcome:
+    return Outcome(action_id=item.action_id, action_type=item.verb, status=status, reason=reason)

@@ -1,0 +1,125 @@
+"""The five commands on the real server: what stays, what goes, what comes back, and what the caller is told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from kvflow.hints import command_action, envelope, step_action
+from tests.e2e.conftest import Server
+from tests.e2e.test_eviction import FIXED_TOKENS, cached, settle, text
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+
+def agent(workflow: str, name: str) -> dict[str, Any]:
+    return {"kind": "agent", "workflow_id": workflow, "agent": name}
+
+
+def command(server: Server, verb: str, target: dict[str, Any], **fields: Any) -> tuple[str, str]:
+    response = server.client.post("/kvflow/v1/hints", json=envelope([command_action(verb, target=target, **fields)]))
+    assert response.status_code == 200, response.text
+    (outcome,) = response.json()["outcomes"]
+    assert outcome["action_type"] == verb
+    return outcome["status"], outcome["reason"]
+
+
+def two_workflows(server: Server) -> dict[str, str]:
+    """Two workflows whose contexts are in the cache, and of which nobody knows how they go on."""
+    prompts = {name: text(name) for name in ("old", "new")}
+    for name, prompt in prompts.items():
+        server.step(name, "worker", prompt, workflow_type=name)
+        settle(server)
+    return prompts
+
+
+def flood(server: Server, tokens: int, label: str) -> None:
+    for index in range(tokens // FIXED_TOKENS):
+        server.generate(text(f"{label}{index}"), tokens=1)
+        settle(server)
+
+
+def test_what_is_pinned_outlives_traffic_and_what_is_released_does_not(server: Server) -> None:
+    server.set_policy("lru")
+    prompts = two_workflows(server)
+    assert command(server, "kv.pin", agent("old", "worker"), ttl_s=60) == ("accepted", "")
+    flood(server, 2400, "one")
+    assert cached(server, prompts["old"])["device"] >= FIXED_TOKENS - 16
+    assert command(server, "kv.release", agent("old", "worker")) == ("accepted", "")
+    flood(server, 2400, "two")
+    assert cached(server, prompts["old"])["device"] == 0
+
+
+def test_pins_never_keep_a_request_from_its_memory(server: Server) -> None:
+    for number in range(4):
+        server.step(f"w{number}", "worker", text(f"w{number}"), workflow_type=f"w{number}")
+        settle(server)
+        status, _ = command(server, "kv.pin", agent(f"w{number}", "worker"), ttl_s=600, priority=100)
+        assert status == ("accepted" if number == 0 else "rejected"), "a tenant may pin a quarter: 512 tokens"
+    assert server.generate(text("large", 1900), tokens=16)["meta_info"]["completion_tokens"] == 16
+
+
+def test_a_pin_ends_by_itself(server: Server) -> None:
+    server.set_policy("lru")
+    prompts = two_workflows(server)
+    command(server, "kv.pin", agent("old", "worker"), ttl_s=0.5)
+    time.sleep(1.0)
+    flood(server, 2400, "one")
+    assert cached(server, prompts["old"])["device"] == 0
+
+
+def test_demoted_context_leaves_at_once_and_is_loaded_again_by_order(server: Server) -> None:
+    prompts = two_workflows(server)
+    assert command(server, "kv.demote", {"kind": "workflow", "workflow_id": "old"})[0] == "accepted"
+    before = server.get("stats")["total"]["evicted_tokens"]
+    assert sum(count for place, count in before.items() if place.startswith("device/")) >= FIXED_TOKENS
+    status, reason = command(server, "kv.prefetch", agent("old", "worker"))
+    assert (status, reason) == ("deferred", "loads as soon as the link and room allow")
+    deadline_s = time.monotonic() + 10
+    while server.get("stats")["total"]["prefetches"] == 0:
+        assert time.monotonic() < deadline_s
+    settle(server)
+    assert cached(server, prompts["old"])["host"] == 0
+    assert command(server, "kv.prefetch", agent("old", "worker")) == ("accepted", "all of it is on the device")
+
+
+def test_retained_context_leaves_the_device_but_is_not_lost(server: Server) -> None:
+    server.set_policy("lru")
+    prompts = two_workflows(server)
+    assert command(server, "kv.retain", agent("old", "worker"), ttl_s=60)[0] == "accepted"
+    flood(server, 9600, "one")  # more than both tiers hold
+    assert cached(server, prompts["new"]) == {"device": 0, "host": 0}
+    assert cached(server, prompts["old"])["host"] >= FIXED_TOKENS - 16
+
+
+def test_a_request_pins_its_own_prompt_and_is_told(server: Server) -> None:
+    server.set_policy("lru")
+    actions = [
+        step_action(workflow_id="w", agent="worker", workflow_type="t"),
+        command_action("kv.pin", target={"kind": "prompt", "end_tokens": 240}, ttl_s=60),
+        command_action("kv.pin", target=agent("nobody", "here")),
+        {"action_id": "x", "action_type": "dynamo.prefetch", "action_version": "3", "payload": {"any": ["thing"]}},
+    ]
+    answer = server.generate(text("mine"), kv_hints=envelope(actions))
+    outcomes = answer["meta_info"]["kvflow"]["outcomes"]
+    assert [(o["action_type"], o["status"]) for o in outcomes] == [("kv.pin", "deferred"), ("kv.pin", "missing")]
+    settle(server)
+    flood(server, 2400, "one")
+    assert cached(server, text("mine"))["device"] >= 240
+    counted = server.get("stats")["hints"]["outcomes"]
+    assert counted["kv.pin"]["missing"] >= 1
+    assert counted["other"]["unsupported"] >= 1
+
+
+def test_what_is_asked_beyond_limits_is_clipped_and_said(server: Server) -> None:
+    two_workflows(server)
+    assert command(server, "kv.pin", agent("old", "worker"), ttl_s=9000) == (
+        "clipped",
+        "for 600 s (commands.max_ttl_s)",
+    )
+    assert command(server, "kv.pin", {"kind": "prompt"})[0] == "rejected"
+    assert command(server, "kv.pin", agent("no such", "worker"))[0] == "missing"
+    assert set(server.get("status")["actions"]) >= {"kv.pin", "kv.retain", "kv.prefetch", "kv.demote", "kv.release"}
+    assert server.get("status")["degraded"] == {}

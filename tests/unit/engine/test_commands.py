@@ -1,0 +1,167 @@
+"""Commands on cached context: what they keep, load and let go, and within which limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvflow.engine import Answer, Capacity, Commands, Coordinator, Counters, KvCommand, Prefetcher, PromptClaim
+from kvflow.policy import EvictionClass, PrefetchPace, ServingCosts
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+from tests.unit.engine.test_prefetch import Node
+
+
+class Server:
+    """Two agents of one workflow: a shared prompt of 100 tokens, and 60 of each one's own."""
+
+    def __init__(self, *, policy: str = "cost", host_tokens: int = 10_000, prefetch: bool = True) -> None:
+        self.coordinator = Coordinator(policy)
+        pace = PrefetchPace(ServingCosts(), link_share=1.0, load_tokens=1000)
+        counters = Counters()
+        self.prefetcher = Prefetcher(self.coordinator, pace, lambda: counters, max_tokens=1000) if prefetch else None
+        capacity = Capacity(device_tokens=1000, host_tokens=host_tokens, tenant_share=0.25)
+        self.locked: set[int] = set()
+        self.commands = Commands(self.coordinator, self.prefetcher, lambda: capacity, self.demote)
+        self.root = Node()
+        self.shared = Node(100, self.root)
+        self.own = {agent: Node(60, self.shared) for agent in "ab"}
+        self.workflow("w", "a", "b")
+
+    def workflow(self, name: str, *agents: str) -> None:
+        claims = tuple(ClaimPrediction(agent=agent, steps=3, due_s=60.0) for agent in agents)
+        self.coordinator.apply(WorkflowUpdate(workflow_id=name, workflow_type="t", claims=claims))
+        for agent in agents:
+            claim = PromptClaim(workflow_id=name, workflow_type="t", agent=agent)
+            self.coordinator.tag(claim, [(self.own[agent], 160), (self.shared, 100)], 0)
+
+    def demote(self, node: object) -> bool:
+        assert isinstance(node, Node)
+        if id(node) in self.locked or any(not child.evicted for child in node.children.values()):
+            return False
+        node.evicted = True
+        return True
+
+    def __call__(self, verb: str, agent: str | None = "a", workflow: str = "w", **fields: object) -> Answer:
+        return self.commands.execute(KvCommand(verb=verb, workflow_id=workflow, agent=agent, **fields))  # type: ignore[arg-type]
+
+    def order(self) -> list[Node]:
+        nodes = [self.shared, *self.own.values()]
+        self.coordinator.open_round(nodes)
+        return sorted(nodes, key=self.coordinator.priority)
+
+    def time(self, now_s: float) -> None:
+        self.coordinator.tick(now_s)
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.mark.parametrize("policy", ["lru", "cost", "steps"])
+def test_what_is_pinned_leaves_last_under_every_policy_until_its_time_is_over(policy: str) -> None:
+    server = Server(policy=policy)
+    assert server("kv.pin", ttl_s=10.0) == Answer(status="accepted", tokens=160)
+    assert server.order()[0] is server.own["b"]
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
+    server.time(10.1)
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+
+
+def test_pins_hold_even_when_the_guard_trusts_no_prediction(server: Server) -> None:
+    server("kv.pin")
+    server.coordinator.open_round([server.shared, *server.own.values()], share=0.0)
+    assert server.coordinator.priority(server.own["b"]) < server.coordinator.priority(server.own["a"])
+
+
+def test_among_pinned_contexts_priority_decides(server: Server) -> None:
+    server("kv.pin", "a", priority=90)
+    server("kv.pin", "b", priority=10)
+    assert server.order()[0] is server.own["b"]
+
+
+def test_retained_context_may_leave_the_device_but_not_the_host(server: Server) -> None:
+    assert server("kv.retain").status == "accepted"
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+    server.own["a"].evicted = server.own["b"].evicted = True
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
+    assert server.coordinator.class_of(server.own["b"]) is not EvictionClass.PINNED
+
+
+def test_a_tenant_pins_as_much_as_its_budget_from_the_root_down(server: Server) -> None:
+    assert server("kv.pin", "a").tokens == 160
+    clipped = server("kv.pin", "b")
+    assert (clipped.status, clipped.tokens) == ("accepted", 160), "the shared part counts once: 220 of 250 tokens"
+    server.own["c"] = Node(60, server.shared)
+    server.workflow("v", "c")
+    clipped = server("kv.pin", "c", "v")
+    assert (clipped.status, clipped.tokens) == ("clipped", 100)
+    assert server("kv.pin", "c", "v", tenant="other").status == "accepted", "every tenant has its own"
+    server.time(31.0)
+    assert server("kv.pin", "c", "v").status == "accepted", "what has expired counts for nothing"
+
+
+def test_a_whole_workflow_can_be_named(server: Server) -> None:
+    assert server("kv.pin", None).tokens == 220
+
+
+def test_release_undoes_pins_and_orders(server: Server) -> None:
+    assert server("kv.release").status == "missing"
+    server("kv.pin")
+    assert server("kv.release") == Answer(status="accepted", tokens=160)
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+    server.own["a"].evicted = True
+    server("kv.prefetch")
+    assert server("kv.release").status == "accepted"
+    assert server.prefetcher is not None
+    assert server.prefetcher.next(1000, lambda: pytest.fail("nothing is ordered")) is None
+
+
+def test_an_ordered_load_goes_before_what_is_predicted_and_expires(server: Server) -> None:
+    assert server.prefetcher is not None
+    assert server("kv.prefetch") == Answer(status="accepted", reason="all of it is on the device")
+    server.own["a"].evicted = True
+    assert server("kv.prefetch", ttl_s=5.0).status == "deferred"
+    load = server.prefetcher.next(1000, lambda: pytest.fail("there is room"))
+    assert load is not None
+    assert load.nodes == [server.own["a"]]
+    server.time(5.1)
+    assert server.prefetcher.next(1000, lambda: pytest.fail("there is room")) is None
+
+
+def test_demotion_lets_go_of_what_nobody_else_uses(server: Server) -> None:
+    answer = server("kv.demote")
+    assert (answer.status, answer.tokens) == ("clipped", 60)
+    assert server.own["a"].evicted
+    assert not server.shared.evicted
+    assert server("kv.demote", None) == Answer(status="accepted", tokens=160)
+
+
+def test_what_is_in_use_stays(server: Server) -> None:
+    server.locked = {id(server.own["a"])}
+    assert server("kv.demote").status == "rejected"
+    assert not server.own["a"].evicted
+
+
+def test_a_range_of_a_prompt_is_widened_to_nodes(server: Server) -> None:
+    path: list[tuple[Node, int]] = [(server.own["a"], 160), (server.shared, 100)]
+    pin = KvCommand(verb="kv.pin", start_tokens=0, end_tokens=20)
+    assert server.commands.on_prompt(pin, path).tokens == 100
+    beyond = KvCommand(verb="kv.pin", start_tokens=160, end_tokens=200)
+    assert server.commands.on_prompt(beyond, path).status == "missing"
+
+
+@pytest.mark.parametrize(
+    ("workflow", "agent"), [("unheard of", None), ("w", "nobody"), ("v", "c")], ids=["workflow", "agent", "context"]
+)
+def test_what_is_not_there_is_missing(server: Server, workflow: str, agent: str | None) -> None:
+    claims = (ClaimPrediction(agent="c", steps=1),)
+    server.coordinator.apply(WorkflowUpdate(workflow_id="v", workflow_type="t", claims=claims))
+    for verb in ("kv.pin", "kv.retain", "kv.prefetch", "kv.demote", "kv.release"):
+        assert server(verb, agent, workflow).status == "missing"
+
+
+def test_without_a_host_tier_nothing_is_retained_or_loaded() -> None:
+    server = Server(host_tokens=0, prefetch=False)
+    server.own["a"].evicted = True
+    assert server("kv.retain").status == "rejected"
+    assert server("kv.prefetch").status == "unsupported"
