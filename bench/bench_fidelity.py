@@ -15,30 +15,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from kvflow.cli.circumstances import circumstances
-from kvflow.engine import Accounting, Tier, digests
-from kvflow.graph import END
-from kvflow.hints import envelope, step_action, tool_action
-from kvflow.patches.cpu.launch import ServerProcess, launch_server
-from kvflow.patches.cpu.model import build_model
-from kvflow.sim import Profile, SimSettings, Waits, load_profile, simulate
-from kvflow.sim.fit import fit
-from kvflow.sim.measure import MeasureSettings, measure
-from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ToolEnd, ToolStart, programs
-from kvflow.trace.synth import SynthOptions, synthetic_trace
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
-RESULT = Path(__file__).parent / "results" / "fidelity.json"
+from play import Runner  # noqa: E402
+
+from kvflow.cli.circumstances import circumstances  # noqa: E402
+from kvflow.patches.cpu.launch import ServerProcess, launch_server  # noqa: E402
+from kvflow.patches.cpu.model import build_model  # noqa: E402
+from kvflow.sim import Profile, SimSettings, Waits, load_profile, simulate  # noqa: E402
+from kvflow.sim.fit import fit  # noqa: E402
+from kvflow.sim.measure import MeasureSettings, measure  # noqa: E402
+from kvflow.trace import Program, programs  # noqa: E402
+from kvflow.trace.synth import SynthOptions, synthetic_trace  # noqa: E402
+
+RESULT = HERE / "results" / "fidelity.json"
 PAGE_TOKENS, DEVICE_TOKENS, HOST_RATIO = 16, 4096, 1.5
 HOST_TOKENS = (int(DEVICE_TOKENS * HOST_RATIO) // PAGE_TOKENS + 1) * PAGE_TOKENS  # SGLang adds a page
 AT_ONCE, MAX_RUNNING = 6, 8
@@ -57,155 +58,6 @@ def workload(seed: int) -> list[Program]:
     made = [list(programs(synthetic_trace(kind, o)[1])) for kind, o in (("react", react), ("supervisor", supervisor))]
     mixed = [program for pair in zip(*made, strict=False) for program in pair]
     return mixed + made[0][len(made[1]) :]
-
-
-@dataclass(slots=True)
-class Observed:
-    """What the clients see; they count recomputed tokens page by page, as the simulator does with so little memory."""
-
-    accounting: Accounting = field(default_factory=lambda: Accounting(PAGE_TOKENS))
-    ttft_s: list[float] = field(default_factory=list)
-    completion_s: list[float] = field(default_factory=list)
-
-
-class Texts:
-    """Token ids of contents; an answer's are what the model said."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, list[int]] = {}
-
-    def ids(self, pieces: tuple[Piece, ...]) -> list[int]:
-        spelled: list[int] = []
-        for piece in pieces:
-            known = self._known.setdefault(piece.content, [])
-            if len(known) < piece.offset + piece.tokens:
-                own = random.Random(piece.content)
-                known[:] = [own.randrange(10, 250) for _ in range(piece.offset + piece.tokens)]
-            spelled += known[piece.offset : piece.offset + piece.tokens]
-        return spelled
-
-
-class Runner:
-    """Plays programs against a server as :class:`kvflow.sim.client.Clients` does against the simulated one."""
-
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.observed = Observed()
-        self._client = client
-        self._texts = Texts()
-
-    async def work(self, supply: Iterator[tuple[int, Program]]) -> None:
-        for order, program in supply:
-            began_s = time.perf_counter()
-            run = _Run(self._client, self._texts, self.observed, program, f"{order}:{program.start.workflow}")
-            await run.thread(MAIN_THREAD, run.workflow_id, program.start.type)
-            await asyncio.gather(*run.threads.values())
-            await run.say(step_action(workflow_id=run.workflow_id, agent=END))
-            self.observed.completion_s.append(time.perf_counter() - began_s)
-
-
-class _Run:
-    """One workflow under way."""
-
-    def __init__(
-        self, client: httpx.AsyncClient, texts: Texts, observed: Observed, program: Program, workflow_id: str
-    ) -> None:
-        self.workflow_id = workflow_id
-        self.threads: dict[str, asyncio.Task[None]] = {}
-        self._client = client
-        self._texts = texts
-        self._observed = observed
-        self._program = program
-        self._contexts: dict[str, list[int]] = {}
-
-    async def say(self, *actions: dict[str, Any]) -> None:
-        (await self._client.post("/kvflow/v1/events", json=envelope(list(actions)))).raise_for_status()
-
-    async def thread(self, name: str, workflow_id: str, workflow_type: str) -> None:
-        events = self._program.threads.get(name, [])
-        seconds = {event.tool_call: event.seconds or 0.0 for event in events if isinstance(event, ToolEnd)}
-        ends_s: dict[str, float] = {}
-        tools: dict[str, dict[str, Any]] = {}
-        step = _Step(workflow_id, workflow_type, None if workflow_id == self.workflow_id else self.workflow_id)
-        for event in events:
-            match event:
-                case LLMCall():
-                    await self._call(event, step)
-                case ToolStart():
-                    ends_s[event.tool_call] = time.perf_counter() + min(seconds[event.tool_call], LONGEST_TOOL_S)
-                    fields = {"workflow_id": workflow_id, "agent": step.agent or event.agent, "tool": event.tool}
-                    tools[event.tool_call] = fields | {"verb": event.verb, "call_id": event.tool_call}
-                    await self.say(tool_action(event="start", **tools[event.tool_call]))
-                case ToolEnd():
-                    await asyncio.sleep(max(0.0, ends_s[event.tool_call] - time.perf_counter()))
-                    await self.say(tool_action(event="end", **tools[event.tool_call]))
-                case Spawn():
-                    child = self._program.threads[event.child]
-                    agent = next(e.agent for e in child if isinstance(e, LLMCall))
-                    began = self.thread(event.child, f"{self.workflow_id}/{event.child}", f"{workflow_type}/{agent}")
-                    self.threads[event.child] = asyncio.create_task(began)
-                case Join():
-                    await self.threads[event.child]
-        if workflow_id != self.workflow_id:
-            await self.say(step_action(workflow_id=workflow_id, agent=END))
-
-    async def _call(self, call: LLMCall, step: _Step) -> None:
-        if call.delay_s:
-            await asyncio.sleep(min(call.delay_s, LONGEST_TOOL_S))
-        before = self._contexts[call.prompt.base] if call.prompt.base is not None else []
-        ids = before[: call.prompt.keep_tokens] + self._texts.ids(call.prompt.add)
-        body = {
-            "input_ids": ids,
-            "sampling_params": {"max_new_tokens": call.output_tokens, "temperature": 0, "ignore_eos": True},
-            "kv_hints": envelope(step.enter(call)),
-            "stream": True,
-        }
-        began_s = time.perf_counter()
-        answer: dict[str, Any] = {}
-        first_s = 0.0
-        async with self._client.stream("POST", "/generate", json=body) as response:
-            response.raise_for_status()
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    answer = json.loads(line[len("data: ") :])
-                    if not first_s:
-                        first_s = time.perf_counter() - began_s
-                        hits = {Tier.DEVICE: answer["meta_info"]["cached_tokens"]}
-                        self._observed.accounting.prompt(len(ids), digests(ids, "", PAGE_TOKENS), hits)
-        self._observed.ttft_s.append(first_s)
-        context = self._contexts[call.call] = ids + answer["output_ids"]
-        self._observed.accounting.cached(digests(context[:-1], "", PAGE_TOKENS))
-
-
-@dataclass(slots=True)
-class _Step:
-    """The facts that tell of a thread's steps, as in the simulator."""
-
-    workflow_id: str
-    workflow_type: str
-    parent_id: str | None
-    agent: str | None = None
-    count: int = 0
-
-    def enter(self, call: LLMCall) -> list[dict[str, Any]]:
-        facts = []
-        if call.agent != self.agent:
-            if self.agent is not None:
-                facts.append(self._fact(self.agent, "end", None))
-            self.agent = call.agent
-            self.count += 1
-        facts.append(self._fact(call.agent, "start", call.fixed_tokens))
-        return facts
-
-    def _fact(self, agent: str, event: str, fixed_tokens: int | None) -> dict[str, Any]:
-        return step_action(
-            workflow_id=self.workflow_id,
-            workflow_type=self.workflow_type,
-            parent_workflow_id=self.parent_id,
-            agent=agent,
-            step_id=f"{self.count}:{agent}",
-            event=event,
-            fixed_prompt_tokens=fixed_tokens,
-        )
 
 
 def start(model: Path, folder: Path, policy: str, costs: Profile) -> Any:
@@ -229,7 +81,7 @@ async def play(server: ServerProcess, work: list[Program]) -> dict[str, float]:
         while (await client.post("/flush_cache")).status_code != httpx.codes.OK:
             await asyncio.sleep(0.1)
         await client.get("/kvflow/v1/stats", params={"reset": True})
-        runner, supply = Runner(client), enumerate(work)
+        runner, supply = Runner(client, PAGE_TOKENS, longest_s=LONGEST_TOOL_S), enumerate(work)
         began_s = time.perf_counter()
         await asyncio.gather(*(runner.work(supply) for _ in range(AT_ONCE)))
         span_s = time.perf_counter() - began_s
@@ -237,7 +89,7 @@ async def play(server: ServerProcess, work: list[Program]) -> dict[str, float]:
         counters = (await client.get("/kvflow/v1/stats")).json()["total"]
     seen = runner.observed
     counters["recomputed_tokens"] = seen.accounting.counters.recomputed_tokens
-    return numbers(counters, seen.ttft_s, seen.completion_s, span_s)
+    return numbers(counters, seen.ttft_s, [*seen.completion_s.values()], span_s)
 
 
 def numbers(

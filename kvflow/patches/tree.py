@@ -371,7 +371,9 @@ class KvflowRadixCache(UnifiedRadixCache):
 
 
 def _may_prefetch(settings: config.Settings) -> bool:
-    book = switch.books[Role.SCHEDULER]
+    book = switch.books.get(Role.SCHEDULER)  # there is none where the cache is built without a scheduler
+    if book is None:
+        return False
     return settings.prefetch.enabled and book.holds(Feature.PREFETCH) and book.holds(Feature.ADMISSION)
 
 
