@@ -217,8 +217,9 @@ def main() -> None:
     answers = {run["answers"] for runs in taken.values() for run in runs}
     for row in rows:
         print(
-            f"{row['arm']:18} mean {row['completion_mean_s']:7.2f} s {row['mean_ratio']:.2f}, p95 {row['p95_ratio']:.2f}, "
-            f"worst {row['worst_ratio']:.2f}, recomputed {row['recomputed_tokens']:,.0f} tokens"
+            f"{row['arm']:18} mean {row['completion_mean_s']:7.2f} s {row['mean_ratio']:.2f}, "
+            f"p95 {row['p95_ratio']:.2f}, worst {row['worst_ratio']:.2f}, "
+            f"recomputed {row['recomputed_tokens']:,.0f} tokens"
         )
     print(f"identical tokens: {len(answers) == 1}")
     if options.json:

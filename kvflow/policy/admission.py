@@ -11,6 +11,10 @@ _PATIENCE = 4.0
 """Mean waits for tools are made of many short ones and a few very long ones: most programs return much sooner."""
 
 
+_OVERDUE = 1.5
+"""Response ratio up to which a program that does not fit lets smaller ones go before it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ProgramView:
     """What admission may know of a program; a program is a workflow with its sub-workflows.
@@ -64,7 +68,8 @@ class ProgramAdmission:
     with some patience. Restoring is a load from the host if all contexts have room there, else a computation.
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
-    run for its size), so that short ones are not kept up by long ones and nobody starves. When contexts outgrow the
+    run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
+    now, others may go before it until it has waited half as long as it has run. When contexts outgrow the
     device the last in this order that runs no request gives up its place, the youngest if they are equal. The device
     never idles while somebody waits.
 
@@ -95,7 +100,9 @@ class ProgramAdmission:
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
         for program in waiting:
             if at_work and used + program.live_tokens > memory.device_tokens:
-                break
+                if program.response_ratio(typical_s) > _OVERDUE:
+                    break
+                continue
             program.admitted = at_work = True
             used += program.live_tokens
         if not self._pays(programs, memory, step_tokens, loads=loads):

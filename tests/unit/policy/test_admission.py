@@ -75,3 +75,12 @@ def test_who_has_been_held_longest_for_its_size_goes_first() -> None:
     assert admitted(long, short) == [False, True]
     patient = program(70_000, waiting=True, held_s=5000.0, served_s=1000.0)
     assert admitted(patient, program(70_000, waiting=True, held_s=100.0, served_s=50.0)) == [True, False]
+
+
+def test_smaller_ones_go_before_one_that_does_not_fit_until_it_is_overdue() -> None:
+    at_work = program(50_000, admitted=True, busy=True, served_s=10.0)
+    large, small = program(80_000, waiting=True), program(30_000, waiting=True)
+    assert admitted(at_work, large, small) == [True, False, True]
+    small.admitted = False
+    large.held_s = 100.0
+    assert admitted(at_work, large, small) == [True, False, False]
