@@ -148,6 +148,8 @@ class Telemetry(_Section):
 
     ghost_pages: int = Field(default=262_144, ge=0)
     """Page hashes remembered to tell a recompute from a first computation (about 100 bytes each)."""
+    journal_entries: int = Field(default=4096, ge=0)
+    """Decisions remembered for ``kvflow explain`` (about 300 bytes each)."""
 
 
 class Settings(BaseSettings):

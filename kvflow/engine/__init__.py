@@ -12,6 +12,7 @@ from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
 from kvflow.engine.coordinator import Coordinator, PromptClaim
 from kvflow.engine.digests import digests, unit_tokens
 from kvflow.engine.guard import Guard, GuardSettings, Regret
+from kvflow.engine.journal import Journal
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import DeviceView, Load, Prefetcher
 from kvflow.engine.programs import Programs
@@ -29,6 +30,7 @@ __all__ = [
     "FixedPromptBoundary",
     "Guard",
     "GuardSettings",
+    "Journal",
     "KvCommand",
     "Load",
     "Node",

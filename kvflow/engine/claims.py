@@ -143,6 +143,7 @@ class Claim:
     """
 
     role: Role
+    workflow_id: str = ""
     steps: float | None = None
     pinned: bool = False
     retired: bool = False
@@ -266,7 +267,7 @@ class ClaimTable:
             return None
         claim = claims.get(agent)
         if claim is None:
-            claim = claims[agent] = Claim(self.role(workflow_type, agent))
+            claim = claims[agent] = Claim(self.role(workflow_type, agent), workflow_id)
         return claim
 
     def apply(self, update: WorkflowUpdate) -> None:
@@ -284,7 +285,8 @@ class ClaimTable:
         for prediction in update.claims:
             claim = claims.get(prediction.agent)
             if claim is None:
-                claim = claims[prediction.agent] = Claim(self.role(update.workflow_type, prediction.agent))
+                role = self.role(update.workflow_type, prediction.agent)
+                claim = claims[prediction.agent] = Claim(role, update.workflow_id)
             changed |= claim.set(prediction)
         self.clock.version += changed
 

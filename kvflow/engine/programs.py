@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.journal import Journal
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 
 Key = TypeVar("Key", bound=Hashable)
@@ -34,6 +35,8 @@ class _Program:
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, _Request] = field(default_factory=dict)
     looked_s: float = 0.0
+    told_s: float | None = None
+    """How long it had been held when the journal was told that it is; None if it is not held."""
 
 
 class Programs:
@@ -45,11 +48,13 @@ class Programs:
     Args:
         claims: what is known of workflows and their contexts.
         admission: decides.
+        journal: is told who is held back, and who is let in after that.
     """
 
-    def __init__(self, claims: ClaimTable, admission: ProgramAdmission) -> None:
+    def __init__(self, claims: ClaimTable, admission: ProgramAdmission, journal: Journal | None = None) -> None:
         self._claims = claims
         self._admission = admission
+        self._journal = journal
         self._programs: dict[str, _Program] = {}
         self._requests: dict[Hashable, _Request] = {}
         self._margin = _FIRST_MARGIN
@@ -140,6 +145,24 @@ class Programs:
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
         )
         self._admission.admit([program.view for program in self._programs.values()], planned, self._step_tokens)
+        if self._journal is not None:
+            self._tell(self._journal, planned)
+
+    def _tell(self, journal: Journal, planned: AdmissionMemory) -> None:
+        views = [program.view for program in self._programs.values()]
+        running = [view.live_tokens for view in views if view.admitted]
+        for name, program in self._programs.items():
+            view = program.view
+            held = view.waiting and not view.admitted
+            if held and program.told_s is None:
+                program.told_s = view.held_s
+                reason = (
+                    f"{len(running)} programs with {sum(running)} tokens run; {planned.device_tokens} are planned with"
+                )
+                journal.held(name, view.live_tokens, reason)
+            elif not held and program.told_s is not None:
+                journal.admitted(name, view.live_tokens, view.held_s - program.told_s)
+                program.told_s = None
 
     def _look(self, program: _Program) -> bool:
         """Bring the view of a program up to date; tells whether it is still under way."""

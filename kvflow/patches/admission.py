@@ -24,7 +24,7 @@ class Gate:
 
     def __init__(self, cache: KvflowRadixCache) -> None:
         coordinator = cache.coordinator
-        self.programs = Programs(coordinator.claims, ProgramAdmission(coordinator.costs))
+        self.programs = Programs(coordinator.claims, ProgramAdmission(coordinator.costs), cache.journal)
         self._cache = cache
         self._queued: dict[str, int] = {}
         self._guard = Guard("admission")

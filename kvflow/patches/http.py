@@ -86,6 +86,12 @@ async def cache() -> Any:
     return await _relay("residency")
 
 
+@router.get("/explain")
+async def explain(workflow_id: str | None = None, limit: int = 100) -> Any:
+    """Why contexts were evicted, loaded and held back lately, of one workflow or of all; the oldest first."""
+    return await _relay("explain", workflow_id=workflow_id, limit=max(0, limit))
+
+
 @router.get("/workflows")
 async def workflows() -> Any:
     """The live workflows, the one idle for longest first."""

@@ -155,6 +155,7 @@ class Prefetch:
             return
         self._load = chosen
         self.planner.begun(chosen)
+        cache.journal.ahead(chosen.anchor, chosen.tokens)
         cache.ready_to_load_host_cache()
 
     def _device(self) -> DeviceView:

@@ -99,6 +99,10 @@ def _execute(cache: KvflowRadixCache, commands: list[dict[str, Any]]) -> dict[st
     return {"answers": cache.desk.execute(commands)}
 
 
+def _explain(cache: KvflowRadixCache, workflow_id: str | None, limit: int) -> dict[str, Any]:
+    return {"now_s": cache.coordinator.claims.clock.now_s, "entries": cache.journal.read(workflow_id, limit)}
+
+
 OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "status": _status,
     "stats": _stats,
@@ -106,4 +110,5 @@ OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "set_policy": _set_policy,
     "residency": residency,
     "commands": _execute,
+    "explain": _explain,
 }

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.mem_cache.evict_policy import EvictionStrategy
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -20,7 +19,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
-from kvflow.engine import Accounting, Coordinator, Tier, digests, unit_tokens
+from kvflow.engine import Accounting, Coordinator, Journal, Tier, digests, unit_tokens
 from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
@@ -30,6 +29,7 @@ from kvflow.patches.guard import Guard, note
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.orders import require_servable
 from kvflow.patches.prefetch import Prefetch
+from kvflow.patches.rank import ClaimOrder
 from kvflow.patches.seams import Feature, Role
 from kvflow.patches.trust import Trust
 from kvflow.policy import EvictionClass, ServingCosts
@@ -63,28 +63,6 @@ def build(context: Any) -> Any:
     return cache
 
 
-class ClaimOrder(EvictionStrategy):
-    """Rank by claims, then as SGLang would."""
-
-    def __init__(self, coordinator: Coordinator, base: EvictionStrategy) -> None:
-        self._coordinator = coordinator
-        self._priority = coordinator.priority
-        self.own = base.get_priority
-
-    def get_priority(self, node: Any) -> tuple[Any, ...]:
-        """Smallest is evicted first. Should ranking ever fail, the order is SGLang's from then on."""
-        try:
-            beyond, (cls, value) = self._priority(node)
-            # somebody else's policy may return anything, and SGLang compares it where we cannot catch
-            return ((beyond, float(cls), float(value)), self.own(node))
-        except Exception:
-            note("eviction order")
-            self._coordinator.set_policy("lru")
-            node.owners = None
-            beyond, (cls, value) = self._priority(node)
-            return ((beyond, float(cls), float(value)), self.own(node))
-
-
 class KvflowTreeCore(UnifiedTreeCore):
     """SGLang's Python tree core, whose nodes carry owners."""
 
@@ -96,6 +74,8 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.coordinator = Coordinator(settings.eviction.policy, costs, cached=self._has)
         self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
+        self.journal = Journal(self.coordinator.claims.clock, settings.telemetry.journal_entries)
+        self._telling = Guard("journal")
         self.on_left: Callable[[Any], None] = lambda node: None
         super().__init__(params, components)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
@@ -131,14 +111,12 @@ class KvflowTreeCore(UnifiedTreeCore):
         cls, tokens = self.class_of(node), len(node.key)
         result = super().evict_device_leaf(node_id, is_write_back)
         if result.backup_kv is None:  # else the node stays until demote()
-            self.accounting.evicted(Tier.DEVICE, cls, tokens)
-            self.on_left(node)
+            self._leaves(node, Tier.DEVICE, cls, tokens)
         return result
 
     def demote(self, node_id: int) -> Any:
         node: Any = self.node_by_id(node_id)
-        self.accounting.evicted(Tier.DEVICE, self.class_of(node), len(node.key))
-        self.on_left(node)
+        self._leaves(node, Tier.DEVICE, self.class_of(node), len(node.key))
         return super().demote(node_id)
 
     def candidates(self) -> set[Any]:
@@ -147,8 +125,15 @@ class KvflowTreeCore(UnifiedTreeCore):
         return self.evictable_device_leaves
 
     def _evict_host_leaf(self, node: Any, *args: Any, **kwargs: Any) -> None:
-        self.accounting.evicted(Tier.HOST, self.class_of(node), len(node.key))
+        self._leaves(node, Tier.HOST, self.class_of(node), len(node.key))
         super()._evict_host_leaf(node, *args, **kwargs)
+
+    def _leaves(self, node: Any, tier: Tier, cls: EvictionClass, tokens: int) -> None:
+        """Account for a node that leaves a tier."""
+        self.accounting.evicted(tier, cls, tokens)
+        if tier is Tier.DEVICE:
+            self.on_left(node)
+        self._telling.run(self.journal.evicted, node, tier, cls, tokens, default=None)
 
     def commit_load_back(self, node_id: int, device_indices: Any, *args: Any, **kwargs: Any) -> Any:
         self.accounting.loaded_back(len(device_indices))
@@ -182,6 +167,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.coordinator = self.tree_core.coordinator
         self.accounting = self.tree_core.accounting
         self.trust = self.tree_core.trust
+        self.journal = self.tree_core.journal
         self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
         self._stall_base_s = 0.0
         self._in_use: Counter[int] = Counter()
@@ -229,6 +215,15 @@ class KvflowRadixCache(UnifiedRadixCache):
             self._tagging.run(self._answered, req, default=None)
             self._watching.run(self._leave, req, False, default=None)
         return claimed
+
+    def load_back(self, node_id: int, mem_quota: int | None = None, req: Any = None) -> bool:
+        before_tokens = self.accounting.counters.load_back_tokens
+        loaded = super().load_back(node_id, mem_quota, req=req)
+        claim = claim_of(req) if loaded and req is not None else None
+        if claim is not None:
+            tokens = self.accounting.counters.load_back_tokens - before_tokens
+            self._counting.run(self.journal.loaded, claim.workflow_id, claim.agent, tokens, default=None)
+        return loaded
 
     def publish(self) -> None:
         """Bring the counters and their series up to date."""

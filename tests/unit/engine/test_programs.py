@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvflow.engine import Coordinator, Programs, PromptClaim
+from kvflow.engine import Coordinator, Journal, Programs, PromptClaim
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
@@ -107,3 +107,23 @@ def test_strangers_may_leave() -> None:
     table = Table()
     table.programs.left("nobody", 1)
     table.programs.started("nobody")
+
+
+def test_the_journal_hears_who_is_held_and_how_long() -> None:
+    table = Table()
+    claims = table.coordinator.claims
+    journal = Journal(claims.clock, 10)
+    table.programs = Programs(claims, ProgramAdmission(ServingCosts()), journal)
+    for name in "abc":
+        table.ask(name, 40_000)
+    table.allowed("a", "b", "c")
+    held = [(entry["event"], entry["owners"][0][0]) for entry in journal.read()]
+    assert held == [("held back", "c")]
+    table.coordinator.tick(7.0)
+    table.programs.started("a")
+    table.answer("a")
+    table.end("a")
+    table.allowed("b", "c")
+    entry = journal.read("c")[-1]
+    assert entry["event"] == "let in"
+    assert entry["reason"].startswith("after ")

@@ -1,0 +1,97 @@
+"""Why something was evicted, loaded or held back: the latest decisions, for people to read."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from kvflow.engine.claims import Clock
+from kvflow.engine.ports import Node
+from kvflow.policy import UNKNOWN, EvictionClass
+
+_MOST_OWNERS = 4
+
+Event = Literal["evicted", "loaded", "loaded ahead", "held back", "let in"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One decision.
+
+    Attributes:
+        at_s: on the control plane's clock.
+        owners: (workflow, agent) it concerns, the first few of them.
+        tokens: how much of a context it is about.
+        reason: in words.
+    """
+
+    at_s: float
+    event: Event
+    owners: tuple[tuple[str, str], ...]
+    tokens: int
+    reason: str
+
+
+class Journal:
+    """Keeps the latest entries in bounded memory. Takes no part in any decision.
+
+    Args:
+        clock: tells the time of entries.
+        capacity: entries kept.
+    """
+
+    def __init__(self, clock: Clock, capacity: int) -> None:
+        self._clock = clock
+        self._entries: deque[Entry] = deque(maxlen=capacity)
+
+    def evicted(self, node: Node, tier: str, cls: EvictionClass, tokens: int) -> None:
+        """A node leaves a tier."""
+        if self._entries.maxlen:
+            gone = f"from the {tier}, as {cls.name.lower()}"
+            if tier == "device" and not node.backuped:
+                gone += ", without a copy on the host"
+            self._enter("evicted", _owners(node), tokens, f"{gone}; {self._expectation(node)}")
+
+    def loaded(self, workflow_id: str, agent: str, tokens: int) -> None:
+        """A request has its context loaded back."""
+        self._enter("loaded", ((workflow_id, agent),), tokens, "a request needs it")
+
+    def ahead(self, node: Node, tokens: int) -> None:
+        """A context is loaded back before a request asks."""
+        self._enter("loaded ahead", _owners(node), tokens, self._expectation(node))
+
+    def held(self, workflow_id: str, tokens: int, reason: str) -> None:
+        """A program waits for its turn."""
+        self._enter("held back", ((workflow_id, ""),), tokens, reason)
+
+    def admitted(self, workflow_id: str, tokens: int, waited_s: float) -> None:
+        """A program that waited runs."""
+        self._enter("let in", ((workflow_id, ""),), tokens, f"after {waited_s:.2f} s")
+
+    def read(self, workflow_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+        """The latest entries, the oldest of them first; of one workflow if it is named."""
+        wanted = (
+            entry
+            for entry in reversed(self._entries)
+            if workflow_id is None or any(owner == workflow_id for owner, _ in entry.owners)
+        )
+        found = [entry for entry, _ in zip(wanted, range(limit), strict=False)]
+        return [asdict(entry) for entry in reversed(found)]
+
+    def _expectation(self, node: Node) -> str:
+        standing = node.owners.standing(self._clock) if node.owners is not None else UNKNOWN
+        if standing.next_s is None:
+            return "no further use is expected"
+        return f"a use is expected in {standing.next_s:.2f} s with probability {standing.probability:.2f}"
+
+    def _enter(self, event: Event, owners: tuple[tuple[str, str], ...], tokens: int, reason: str) -> None:
+        self._entries.append(Entry(at_s=self._clock.now_s, event=event, owners=owners, tokens=tokens, reason=reason))
+
+
+def _owners(node: Node) -> tuple[tuple[str, str], ...]:
+    """Whose a node is: claims on it, or else the agents whose fixed prompt it belongs to."""
+    if node.owners is None:
+        return ()
+    claims = tuple((claim.workflow_id, claim.role.agent) for claim in node.owners.claims)
+    return claims[:_MOST_OWNERS] or tuple(("", role.agent) for role in node.owners.fixed)[:_MOST_OWNERS]
