@@ -96,7 +96,9 @@ class Costs(_Section):
     attention_token_s: float = Field(default=1.3e-9, ge=0)
     """Seconds to attend to one earlier token; a token at position p takes p of them."""
     load_token_s: float = Field(default=2.6e-6, ge=0)
-    """Seconds to load one token from host to device."""
+    """Seconds to load one token from host to device, until some have been measured."""
+    learn_loads: bool = True
+    """Measure ``load_token_s`` while serving."""
     storage_token_s: float = Field(default=4.4e-5, ge=0)
     """Seconds to fetch one token from storage to host."""
     decode_step_s: float = Field(default=8.0e-3, ge=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvflow.cli import config, demo, doctor, graph, predict, serve, sim, simulate, trace
+from kvflow.cli import config, demo, doctor, explain, graph, predict, serve, sim, simulate, top, trace
 
 app = typer.Typer(
     name="kvflow",
@@ -17,6 +17,8 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(demo.demo)
 app.command()(simulate.simulate)
 app.command()(config.config)
+app.command()(explain.explain)
+app.command()(top.top)
 app.add_typer(graph.app, name="graph")
 app.add_typer(predict.app, name="predict")
 app.add_typer(sim.app, name="sim")

@@ -167,13 +167,22 @@ class ControlPlane:
         if asks:
             self._ask(workflow, fact.agent)
         if workflow.latest != known_step:
-            state = self._types[workflow.workflow_type]
-            state.arrivals.step(state.live)
+            self._step_over(workflow, known_step if fact.step_id is None else None)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.start(workflow.workflow_id, fact.agent, step_id)
         self._predict(workflow, intake)
         return Status.ACCEPTED, ""
+
+    def _step_over(self, workflow: Workflow, step: tuple[str, str] | None) -> None:
+        """The next step begins. Learn from one before that nobody says to have ended, if nothing of it is in flight."""
+        state = self._types[workflow.workflow_type]
+        state.arrivals.step(state.live)
+        context = workflow.contexts.get(step[0]) if step is not None else None
+        if step is not None and (context is None or not context.arrivals_s):
+            started_s = workflow.started_s.pop(step, None)
+            if started_s is not None:
+                self.forecaster.step_ended(workflow, step[0], self._clock() - started_s)
 
     def _ask(self, workflow: Workflow, agent: str) -> None:
         now_s = self._clock()

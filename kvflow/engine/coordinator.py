@@ -119,6 +119,12 @@ class Coordinator:
             clock.now_s = now_s
             clock.version += 1
 
+    def learn_load_s(self, token_s: float) -> None:
+        """Take over how long loading one token takes, as the ordered messages tell it."""
+        if token_s > 0:
+            self.costs.load_token_s = token_s
+            self.claims.clock.version += 1
+
     def fixed_tokens(self, claim: PromptClaim, tokens: Sequence[int]) -> int:
         """Length of the fixed part of this prompt in tokens, as declared or else as observed.
 

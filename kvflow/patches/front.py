@@ -169,17 +169,16 @@ class Front:
         if updates:
             self._tick(updates)
 
-    def _tick(self, updates: list[WorkflowUpdate]) -> None:
-        message = KvflowUpdates(now_s=self._clock(), updates=[update.to_wire() for update in updates])
+    def _tick(self, updates: list[WorkflowUpdate], *, load_token_s: float = 0.0) -> None:
+        wire = [update.to_wire() for update in updates]
+        message = KvflowUpdates(now_s=self._clock(), load_token_s=load_token_s, updates=wire)
         self._tokenizer_manager._dispatch_to_scheduler(message)
 
     def _take(self, facts: tuple[DecodedFact, ...], *, with_request: bool = False) -> list[Outcome]:
         intake = self.plane.take(facts, with_request=with_request)
         self.send(intake.updates)
         if not self._timers:
-            jobs = [self._keep_time()]
-            if self.settings.pin.ttl == "learned":
-                jobs.append(self._listen())
+            jobs = (self._keep_time(), self._listen())
             self._timers = [asyncio.get_running_loop().create_task(job) for job in jobs]
         return intake.outcomes
 
@@ -209,7 +208,7 @@ class Front:
                 note("expiry")
 
     async def _listen(self) -> None:
-        """Hear from the schedulers how long requests wait, and for what: learned TTLs depend on it."""
+        """Hear from the schedulers how long requests and loads take, and tell all ranks alike."""
         while True:
             await asyncio.sleep(_LISTEN_S)
             if not len(self.plane):
@@ -221,6 +220,9 @@ class Front:
                 loads_s = [each["reload_s"] for each in waits if each["reload_s"] is not None]
                 if loads_s:
                     self.plane.forecaster.reload_s = fmean(loads_s)
+                tokens_s = [each["load_token_s"] for each in waits if each["load_token_s"]]
+                if tokens_s and self.settings.costs.learn_loads:
+                    self._tick([], load_token_s=fmean(tokens_s))
             except ServerUnavailableError:
                 logger.debug("the schedulers are too busy to say how long requests wait")
             except Exception:

@@ -33,6 +33,7 @@ def take_updates(cache: Any, message: KvflowUpdates) -> None:
     if not isinstance(cache, KvflowRadixCache):
         return
     cache.coordinator.tick(message.now_s)
+    cache.coordinator.learn_load_s(message.load_token_s)
     for update in message.updates:
         try:
             cache.coordinator.apply(WorkflowUpdate.from_wire(update))
@@ -80,11 +81,12 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
 
 
 def _waits(cache: KvflowRadixCache) -> dict[str, Any]:
-    """What Continuum's TTL needs to know of this server: how long requests wait, and how long loads take, if any."""
+    """What can be learned of this server: how long requests wait, and how long loads take, if there were any."""
     counters = cache.accounting.counters
     return {
         "queue_s": cache.coordinator.claims.clock.queue_s,
         "reload_s": counters.load_back_s / counters.load_backs if counters.load_backs else None,
+        "load_token_s": counters.load_back_s / counters.load_back_tokens if counters.load_back_tokens else None,
     }
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ServingCosts:
-    """Times of one model on one machine, as far as an order of eviction depends on them.
+    """Times of one model on one machine, as far as decisions depend on them.
+
+    One object is shared by all who decide, so that what is learned while serving reaches all of them at once.
 
     Recomputing tokens a to b behind a cached prefix takes a linear part and the attention to everything before them;
     loading takes bytes over bandwidth wherever they stand (``shared`` derivation: FLOPs = 2N(b-a) + 2Ld(b²-a²)).
