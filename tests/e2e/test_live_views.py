@@ -42,7 +42,7 @@ def test_a_look_at_the_server(server: Server) -> None:
     told = run(server, "top", "--once")
     assert "cost, trusts predictions for 100%" in told
     assert "mine" in told
-    row = next(line.split() for line in told.splitlines() if line.startswith("device"))
+    row = next(line.split() for line in told.splitlines() if line.strip().startswith("device"))
     assert int(row[-1].replace(",", "")) >= FIXED_TOKENS - 16
 
 
