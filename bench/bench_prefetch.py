@@ -6,6 +6,9 @@ as decoding one step's output, which is the ratio of KVFlow's single-GPU set-up 
 servers run side by side, and the same workflows go to them in turns: SGLang's hierarchical cache with its own order of
 requests (first come first served, longest prefix match), kvflow without prefetch, and kvflow.
 
+Then the same agents run in an order that nobody could know, under a graph that says they run in a chain, on the two
+servers with kvflow: what prefetch costs when it is wrong.
+
 Usage: python bench/bench_prefetch.py [--workflows 6] [--json FILE]
 """
 
@@ -38,6 +41,12 @@ DEVICE_TOKENS = 4 * CONTEXT_TOKENS
 FLAGS = ("--page-size", "16", "--max-total-tokens", str(DEVICE_TOKENS), "--sleep-on-idle")
 FLAGS += ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--hicache-write-policy", "write_through")
 KVFLOW = ("--enable-kvflow",)
+NAMES = [f"agent-{number}" for number in range(AGENTS)]
+GRAPH = {
+    "name": "shuffled",
+    "agents": {name: {} for name in NAMES},
+    "edges": [[one, other] for one, other in zip(["START", *NAMES], [*NAMES, "END"], strict=True)],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +79,22 @@ class Player:
     stall_s: list[float] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
 
-    def play(self, number: int) -> None:
-        """Run one workflow."""
+    @property
+    def hinted(self) -> bool:
+        """Whether the server knows hints."""
+        return self.arm.flags[0] == "--enable-kvflow"
+
+    def play(self, number: int, kind: str = "chain") -> None:
+        """Run one workflow: its agents in their order, or (``shuffled``) in any."""
         rng = random.Random(1_000_000 + number)
         before_s, began_s = self.stalled_s(), time.perf_counter()
-        for agent, fixed in enumerate(self.prompts):
+        order = list(range(AGENTS)) if kind == "chain" else rng.sample(range(AGENTS), AGENTS)
+        for place, agent in enumerate(order):
             own = [rng.randrange(10, 250) for _ in range(DYNAMIC_TOKENS)]
-            workflow = {"workflow_id": f"chain-{number}", "workflow_type": "chain", "final": agent == AGENTS - 1}
+            workflow = {"workflow_id": f"{kind}-{number}", "workflow_type": kind, "final": place == AGENTS - 1}
             step = step_action(agent=f"agent-{agent}", **workflow)
             asked_s = time.perf_counter()
-            self.outputs.append(self.ask(fixed + own, step))
+            self.outputs.append(self.ask(self.prompts[agent] + own, step))
             self.step_s.append(time.perf_counter() - asked_s)
         self.workflow_s.append(time.perf_counter() - began_s)
         self.stall_s.append(self.stalled_s() - before_s)
@@ -88,7 +103,7 @@ class Player:
         """Ask for an answer of a fixed length."""
         params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         body: dict[str, Any] = {"input_ids": ids, "sampling_params": params}
-        if step is not None and self.arm.flags[0] == "--enable-kvflow":
+        if step is not None and self.hinted:
             body["kv_hints"] = envelope([step])
         return self.client.post("/generate", json=body).raise_for_status().json()["output_ids"]
 
@@ -101,7 +116,7 @@ class Player:
         """What came so far was for warming up."""
         for kept in (self.step_s, self.workflow_s, self.stall_s, self.outputs):
             kept.clear()
-        if self.arm.flags[0] == "--enable-kvflow":
+        if self.hinted:
             self.client.get("/kvflow/v1/stats", params={"reset": True}).raise_for_status()
 
 
@@ -162,25 +177,35 @@ def measure(workflows: int, folder: Path) -> dict[str, Any]:
             for player in players if number % 2 == 0 else players[::-1]:
                 player.play(number)
             print(f"workflow {number + 1}/{workflows}: " + ", ".join(f"{p.workflow_s[-1]:.2f} s" for p in players))
-        stats = {
-            player.arm.name: player.client.get("/kvflow/v1/stats").raise_for_status().json()["total"]
-            for player in players
-            if player.arm.flags[0] == "--enable-kvflow"
-        }
-    return {"decode_s": decoding_s, "link_bytes_per_s": bytes_s, "arms": [summed(p, stats) for p in players]} | {
-        "identical_tokens": all(player.outputs == players[0].outputs for player in players)
-    }
+        chain = outcome(players)
+        wrong = [player for player in players if player.hinted]
+        for player in wrong:
+            player.client.put("/kvflow/v1/graphs/shuffled", json=GRAPH).raise_for_status()
+            player.play(-1, "shuffled")
+            player.forget()
+        for number in range(workflows):
+            for player in wrong if number % 2 == 0 else wrong[::-1]:
+                player.play(number, "shuffled")
+        shuffled = outcome(wrong)
+    return {"decode_s": decoding_s, "link_bytes_per_s": bytes_s, "chain": chain, "shuffled": shuffled}
 
 
-def summed(player: Player, stats: dict[str, Any]) -> dict[str, Any]:
+def outcome(players: list[Player]) -> dict[str, Any]:
+    """What came of all arms."""
+    identical = all(player.outputs == players[0].outputs for player in players)
+    return {"arms": [summed(player) for player in players], "identical_tokens": identical}
+
+
+def summed(player: Player) -> dict[str, Any]:
     """What came of an arm."""
+    stats = player.client.get("/kvflow/v1/stats").raise_for_status().json()["total"] if player.hinted else None
     return {
         "arm": player.arm.name,
         "step_mean_s": statistics.fmean(player.step_s),
         "step_p95_s": statistics.quantiles(player.step_s, n=20)[-1],
         "workflow_s": player.workflow_s,
         "stall_s": sum(player.stall_s),
-        "stats": stats.get(player.arm.name),
+        "stats": stats,
     }
 
 
@@ -194,15 +219,14 @@ def main() -> None:
         measured = measure(options.workflows, Path(folder))
     result = {"bench": "prefetch", **circumstances(), "workflows": options.workflows, **measured}
     options.json.write_text(json.dumps(result, indent=1))
-    reference = measured["arms"][0]
-    for arm in measured["arms"]:
-        print(
-            f"{arm['arm']:26} step {arm['step_mean_s']:.3f} s ({reference['step_mean_s'] / arm['step_mean_s']:.2f}x), "
-            f"stalled {arm['stall_s']:.2f} s"
-        )
-    ours = measured["arms"][-1]["stats"]
-    print({name: ours[name] for name in ours if name.startswith("prefetch")})
-    print(f"identical tokens: {measured['identical_tokens']}")
+    for kind in ("chain", "shuffled"):
+        arms = measured[kind]["arms"]
+        print(f"{kind}: identical tokens: {measured[kind]['identical_tokens']}")
+        for arm in arms:
+            faster = arms[0]["step_mean_s"] / arm["step_mean_s"]
+            print(f"{arm['arm']:26} step {arm['step_mean_s']:.3f} s ({faster:.2f}x), stalled {arm['stall_s']:.2f} s")
+        ours = arms[-1]["stats"]
+        print({name: ours[name] for name in ours if name.startswith("prefetch")})
 
 
 if __name__ == "__main__":
