@@ -70,7 +70,8 @@ def test_a_pin_ends_by_itself(server: Server) -> None:
     assert cached(server, prompts["old"])["device"] == 0
 
 
-def test_demoted_context_leaves_at_once_and_is_loaded_again_by_order(server: Server) -> None:
+def there_and_back(server: Server) -> dict[str, str]:
+    """One of two contexts leaves the device by command, and comes back by command."""
     prompts = two_workflows(server)
     assert command(server, "kv.demote", {"kind": "workflow", "workflow_id": "old"})[0] == "accepted"
     before = server.get("stats")["total"]["evicted_tokens"]
@@ -81,6 +82,11 @@ def test_demoted_context_leaves_at_once_and_is_loaded_again_by_order(server: Ser
     while server.get("stats")["total"]["prefetches"] == 0:
         assert time.monotonic() < deadline_s
     settle(server)
+    return prompts
+
+
+def test_demoted_context_leaves_at_once_and_is_loaded_again_by_order(server: Server) -> None:
+    prompts = there_and_back(server)
     assert cached(server, prompts["old"])["host"] == 0
     assert command(server, "kv.prefetch", agent("old", "worker")) == ("accepted", "all of it is on the device")
 

@@ -19,6 +19,7 @@ import pytest
 from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
+from tests.e2e.test_commands import there_and_back
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -121,6 +122,8 @@ def test_tensor_parallel_ranks_decide_alike_under_pressure(start: Callable[..., 
         total = server.get("stats")["total"]
         assert sum(total["evicted_tokens"].values()) > 0
         assert total["load_backs"] > 0
+        server.fresh()
+        there_and_back(server)
         assert server.generate("still there")["output_ids"]  # on divergence the checker ends the server
         assert "Rank consensus checker is enabled" in server.log.read_text()
 
@@ -149,6 +152,9 @@ def test_the_older_supported_sglang_works_too(start: Callable[..., Any]) -> None
         assert total["load_backs"] > 0
         assert sum(total["evicted_tokens"].values()) > 0
         assert server.get("cache")["replicas"][0]["fixed_prompts"].keys() >= {"agent0"}
+        server.fresh()
+        there_and_back(server)
+        assert server.get("status")["degraded"] == {}
 
 
 BREAKER = """
