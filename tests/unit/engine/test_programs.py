@@ -127,3 +127,17 @@ def test_the_journal_hears_who_is_held_and_how_long() -> None:
     entry = journal.read("c")[-1]
     assert entry["event"] == "let in"
     assert entry["reason"].startswith("after ")
+
+
+def test_with_many_programs_decisions_pause_unless_nothing_runs() -> None:
+    table = Table()
+    names = [table.ask(f"p{number}", 20) for number in range(1000)]
+    table.allowed(*names)
+    table.programs.started(names[0])
+    late = table.ask("late", 20)
+    assert table.allowed(late) == []
+    table.coordinator.tick(0.05)
+    assert table.allowed(late) == [late]
+    table.programs.left(names[0], 10)
+    later = table.ask("later", 20)
+    assert table.allowed(later) == [later]
