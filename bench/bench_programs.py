@@ -79,15 +79,23 @@ class Sizes:
 
 def mixed(count: int) -> list[Program]:
     """Programs of every shape in turns."""
-    sizes: dict[str, Any] = {"fixed_tokens": 512, "task_tokens": 512, "output_tokens": 24, "turns": 6, "agents": 4}
+    sizes: dict[str, Any] = {"fixed_tokens": 2048, "task_tokens": 512, "output_tokens": 32, "turns": 6, "agents": 4}
     each = -(-count // len(KINDS))
     made = [list(programs(synthetic_trace(kind, SynthOptions(workflows=each, seed=7, **sizes))[1])) for kind in KINDS]
     return [program for group in zip(*made, strict=True) for program in group][:count]
 
 
 def live_tokens(work: list[Program]) -> int:
-    """What the programs hold when each is at its longest."""
-    return sum(max(call.prompt.tokens + call.output_tokens for call in program.calls) for program in work)
+    """What the programs hold together when each agent's context is at its longest; fixed prompts of a role once."""
+    fixed: dict[tuple[str, str], int] = {}
+    tails: dict[tuple[int, str], int] = {}
+    for number, program in enumerate(work):
+        for call in program.calls:
+            shared = call.fixed_tokens or 0
+            role, own = (program.start.type, call.agent), (number, call.agent)
+            fixed[role] = max(fixed.get(role, 0), shared)
+            tails[own] = max(tails.get(own, 0), call.prompt.tokens + call.output_tokens - shared)
+    return sum(fixed.values()) + sum(tails.values())
 
 
 def sizes_of(work: list[Program], device: float, host: float, model: Path, folder: Path) -> Sizes:
