@@ -1,0 +1,54 @@
+"""Programs scaled down for a small server keep their shape."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.play import scaled
+from kvflow.sim import SimSettings, load_profile, simulate
+from kvflow.trace import Program, SynthOptions, ToolEnd, programs, synthetic_trace
+from kvflow.trace.synth import KINDS
+
+FACTOR = 0.1
+
+
+def made(kind: str) -> list[Program]:
+    options = SynthOptions(workflows=4, fixed_tokens=1000, task_tokens=3000, output_tokens=200, seed=5)
+    return list(programs(synthetic_trace(kind, options)[1]))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_call_has_a_tenth_of_its_tokens(kind: str) -> None:
+    for program in made(kind):
+        small = scaled(program, FACTOR)
+        assert [call.call for call in small.calls] == [call.call for call in program.calls]
+        for before, after in zip(program.calls, small.calls, strict=True):
+            assert after.prompt.tokens == pytest.approx(FACTOR * before.prompt.tokens, abs=40)
+            assert after.output_tokens == int(FACTOR * before.output_tokens)
+            assert (after.fixed_tokens or 0) <= after.prompt.tokens
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_no_prompt_keeps_more_than_there_was(kind: str) -> None:
+    for program in made(kind):
+        contexts: dict[str, int] = {}
+        for call in scaled(program, FACTOR).calls:
+            if call.prompt.base is not None:
+                assert call.prompt.keep_tokens <= contexts[call.prompt.base]
+            contexts[call.call] = call.prompt.tokens + call.output_tokens
+
+
+def test_what_workflows_share_they_still_share() -> None:
+    work = [scaled(program, FACTOR) for program in made("react")]
+    settings = SimSettings(policy="lru", device_tokens=1_000_000, concurrency=1, page_tokens=16)
+    counters = simulate(work, load_profile("a100"), settings).counters
+    assert counters.hit_tokens["device"] > 0.4 * counters.prompt_tokens
+
+
+def test_tools_take_a_tenth_of_their_time() -> None:
+    for program in made("react"):
+        before, after = (
+            [event.seconds for events in one.threads.values() for event in events if isinstance(event, ToolEnd)]
+            for one in (program, scaled(program, FACTOR))
+        )
+        assert after == [None if seconds is None else pytest.approx(FACTOR * seconds) for seconds in before]
