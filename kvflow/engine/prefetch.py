@@ -32,14 +32,12 @@ class Load:
 
     Attributes:
         nodes: what is loaded, top down; the last one is the anchor of the load.
-        agent: whose next use it is for.
         tokens: their length.
         under_way: it has begun and not ended.
         late: a request has had to wait for it.
     """
 
     nodes: Sequence[Node]
-    agent: str
     tokens: int
     under_way: bool = False
     late: bool = False
@@ -205,7 +203,7 @@ class Prefetcher:
         return list(self._ordered)
 
     def _load_ordered(self, node: Node) -> Load | None:
-        return self._first_part(self._missing(node), "")
+        return self._first_part(self._missing(node))
 
     def _load_of(self, claim: Claim) -> Load | None:
         missing = self._missing(self._target(claim))
@@ -213,7 +211,7 @@ class Prefetcher:
         next_s = claim.next_s(self._coordinator.claims.clock)
         if whole < self._least_tokens or not self.pace.near(next_s, claim.steps, whole):
             return None
-        return self._first_part(missing, claim.role.agent)
+        return self._first_part(missing)
 
     def _missing(self, node: Node | None) -> list[Node]:
         """What of a context is on the host only, deepest first."""
@@ -226,7 +224,7 @@ class Prefetcher:
             node = node.parent
         return missing
 
-    def _first_part(self, missing: list[Node], agent: str) -> Load | None:
+    def _first_part(self, missing: list[Node]) -> Load | None:
         """From the top, as far as one load goes."""
         nodes: list[Node] = []
         tokens = 0
@@ -235,7 +233,7 @@ class Prefetcher:
                 break
             nodes.append(node)
             tokens += len(node.key)
-        return Load(nodes, agent, tokens) if tokens >= self._least_tokens else None
+        return Load(nodes, tokens) if tokens >= self._least_tokens else None
 
     def _has_room(self, load: Load, free_tokens: int, view: Callable[[], DeviceView]) -> bool:
         """Whether it fits into free memory, or into what would leave before it."""

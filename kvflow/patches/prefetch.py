@@ -118,11 +118,12 @@ class Prefetch:
 
         In doubt it waits: a batch that does not could read what has not arrived.
         """
-        load = self._load
-        if batch is None or load is None or not load.under_way or batch.hicache_consumer_index >= 0:
+        controller: Any = self._cache.cache_controller
+        if batch is None or controller is None or not controller.ack_load_queue:
+            return
+        if batch.hicache_consumer_index >= 0:
             return  # its own load was queued behind ours, so waiting for that is enough
-        if self._guard.run(self._any_awaits, batch.reqs, default=True):
-            controller: Any = self._cache.cache_controller
+        if self._load is None or self._guard.run(self._any_awaits, batch.reqs, default=True):
             batch.hicache_consumer_index = controller.layer_done_counter.producer_index
 
     def forget(self) -> None:
