@@ -28,6 +28,7 @@ class PromptClaim:
     Attributes:
         fixed_tokens: declared length of the fixed part in tokens; None leaves it to :class:`FixedPromptBoundary`.
         program_id: the workflow at the root of its sub-workflows; None if it is that itself.
+        tenant: whose program it is; empty if nobody said so.
     """
 
     workflow_id: str
@@ -35,6 +36,7 @@ class PromptClaim:
     agent: str
     fixed_tokens: int | None = None
     program_id: str | None = None
+    tenant: str = ""
 
 
 def _on_host(node: Node) -> bool:

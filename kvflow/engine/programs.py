@@ -93,6 +93,7 @@ class Programs:
         if program is None:
             program = self._programs[name] = _Program(ProgramView())
         program.workflows[claim.workflow_id] = None
+        program.view.tenant = claim.tenant
         program.requests[key] = self._requests[key] = _Request(program, claim, tokens)
 
     def started(self, key: Hashable) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvflow.policy.costs import ServingCosts
@@ -27,6 +28,7 @@ class ProgramView:
         held_s: how long it has been held back so far.
         served_s: how long it has not.
         admitted: it is one of those that run.
+        tenant: whose it is.
     """
 
     live_tokens: int = 0
@@ -36,6 +38,7 @@ class ProgramView:
     held_s: float = 0.0
     served_s: float = 0.0
     admitted: bool = False
+    tenant: str = ""
 
     def response_ratio(self, typical_s: float) -> float:
         """Time held over time run. A typical time counts with both: one that has not begun may take as long."""
@@ -69,7 +72,8 @@ class ProgramAdmission:
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
-    now, others may go before it until it has waited half as long as it has run. When contexts outgrow the
+    now, others may go before it until it has waited half as long as it has run. Of several tenants, the one whose
+    programs hold least goes first. When contexts outgrow the
     device the last in this order that runs no request gives up its place, the youngest if they are equal. The device
     never idles while somebody waits.
 
@@ -98,7 +102,7 @@ class ProgramAdmission:
         used = self._shrink(by_turn, memory)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
-        for program in waiting:
+        for program in _fairly(waiting, [program for program in programs if program.admitted]):
             if at_work and used + program.live_tokens > memory.device_tokens:
                 if program.response_ratio(typical_s) > _OVERDUE:
                     break
@@ -136,3 +140,25 @@ class ProgramAdmission:
 
     def _restore_s(self, tokens: int, *, loads: bool) -> float:
         return self._costs.load_s(tokens) if loads else self._costs.compute_s(0, tokens)
+
+
+def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> Iterator[ProgramView]:
+    """Who waits, each tenant's in the order given; next is always one of the tenant whose programs hold least.
+
+    A program counts for its tenant once it has been admitted, so whoever is passed over costs its tenant nothing.
+    """
+    held: Counter[str] = Counter()
+    for program in running:
+        held[program.tenant] += program.live_tokens
+    lines: dict[str, list[ProgramView]] = {}
+    for program in reversed(waiting):
+        lines.setdefault(program.tenant, []).append(program)
+    place = {id(program): index for index, program in enumerate(waiting)}
+    while lines:
+        tenant = min(lines, key=lambda name: (held[name], place[id(lines[name][-1])]))
+        program = lines[tenant].pop()
+        if not lines[tenant]:
+            del lines[tenant]
+        yield program
+        if program.admitted:
+            held[tenant] += program.live_tokens

@@ -84,3 +84,17 @@ def test_smaller_ones_go_before_one_that_does_not_fit_until_it_is_overdue() -> N
     small.admitted = False
     large.held_s = 100.0
     assert admitted(at_work, large, small) == [True, False, False]
+
+
+def test_tenants_take_turns() -> None:
+    busy = program(30_000, admitted=True, busy=True, tenant="many")
+    many = [program(30_000, waiting=True, tenant="many", held_s=50.0) for _ in range(3)]
+    few = program(30_000, waiting=True, tenant="few")
+    assert admitted(busy, *many, few) == [True, True, False, False, True]
+
+
+def test_a_tenant_that_asks_for_too_much_does_not_hold_up_the_others() -> None:
+    at_work = program(50_000, admitted=True, busy=True, tenant="a")
+    large = program(90_000, waiting=True, tenant="b")
+    small = program(30_000, waiting=True, tenant="c")
+    assert admitted(at_work, large, small) == [True, False, True]
