@@ -69,7 +69,7 @@ class Prefetch:
         coordinator = cache.coordinator
         self.planner = Prefetcher(
             coordinator,
-            PrefetchPace(coordinator.costs, settings.link_share, settings.max_tokens),
+            PrefetchPace(coordinator.costs, settings.link_share, cache.token_to_kv_pool_allocator.size_full),
             lambda: cache.accounting.counters,
             max_tokens=settings.max_tokens,
             least_tokens=max(_LEAST_TOKENS, cache.page_size),

@@ -14,6 +14,8 @@ _BURST_S = 0.5
 """Link time that can be saved up."""
 _WASTE = 0.1
 """What may be wasted, of what was used."""
+_ALLOWANCE = 1 / 16
+"""What may be wasted to begin with, of the device's size."""
 _WASTED_LINK = 0.001
 """What may be wasted besides, of the link's time: so that predictions can prove to have become better."""
 _SEEN_TOKENS = 1 << 20
@@ -23,7 +25,7 @@ _SEEN_TOKENS = 1 << 20
 class PrefetchPace:
     """Says when a context's next use is near, and how much may be loaded ahead.
 
-    Two limits. Of the link's time, a share. And of mistakes, a budget: one load to begin with, a tenth of what
+    Two limits. Of the link's time, a share. And of mistakes, a budget: an allowance to begin with, a tenth of what
     requests have used, and a thousandth of the link's time. What has been loaded and not been used yet counts as far
     as such loads have been wasted lately. So predictions that are wrong load next to nothing, whatever they are wrong
     about, and right ones are not held up by those.
@@ -34,15 +36,15 @@ class PrefetchPace:
     Args:
         costs: how long loads take.
         link_share: share of the link's time, at most.
-        load_tokens: the most one load moves.
+        device_tokens: size of the device; a sixteenth of it is the allowance.
     """
 
-    def __init__(self, costs: ServingCosts, link_share: float, load_tokens: int) -> None:
+    def __init__(self, costs: ServingCosts, link_share: float, device_tokens: int) -> None:
         self.costs = costs
         self._link_share = link_share
         self._left_s = _BURST_S
         self._now_s: float | None = None
-        self._most_tokens = self._budget_tokens = float(load_tokens)
+        self._most_tokens = self._budget_tokens = _ALLOWANCE * device_tokens
         self._open_tokens = 0
         self._used_tokens = self._wasted_tokens = 0.0
 

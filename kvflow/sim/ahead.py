@@ -40,7 +40,7 @@ class Ahead:
         self._refresh = refresh
         self._planner = Prefetcher(
             coordinator,
-            PrefetchPace(coordinator.costs, _SETTINGS.link_share, _SETTINGS.max_tokens),
+            PrefetchPace(coordinator.costs, _SETTINGS.link_share, memory.device_pages * memory.page_tokens),
             lambda: accounting.counters,
             max_tokens=_SETTINGS.max_tokens,
             least_tokens=memory.page_tokens,

@@ -15,7 +15,7 @@ class Server:
 
     def __init__(self, *, policy: str = "cost", host_tokens: int = 10_000, prefetch: bool = True) -> None:
         self.coordinator = Coordinator(policy)
-        pace = PrefetchPace(ServingCosts(), link_share=1.0, load_tokens=1000)
+        pace = PrefetchPace(ServingCosts(), link_share=1.0, device_tokens=16_000)
         counters = Counters()
         self.prefetcher = Prefetcher(self.coordinator, pace, lambda: counters, max_tokens=1000) if prefetch else None
         capacity = Capacity(device_tokens=1000, host_tokens=host_tokens, tenant_share=0.25)

@@ -45,7 +45,7 @@ class Table:
     def __init__(self, *, max_tokens: int = 1000, policy: str = "cost") -> None:
         self.coordinator = Coordinator(policy, COSTS)
         self.counters = Counters()
-        self.pace = PrefetchPace(COSTS, link_share=1.0, load_tokens=1000)
+        self.pace = PrefetchPace(COSTS, link_share=1.0, device_tokens=16_000)
         self.prefetcher = Prefetcher(self.coordinator, self.pace, lambda: self.counters, max_tokens=max_tokens)
         self.root = Node()
         self.fixed = {agent: Node(100, self.root) for agent in "abcdef"}

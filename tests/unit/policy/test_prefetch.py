@@ -11,7 +11,7 @@ COSTS = ServingCosts(load_token_s=1e-3)
 
 @pytest.fixture
 def pace() -> PrefetchPace:
-    pace = PrefetchPace(COSTS, link_share=0.5, load_tokens=1000)
+    pace = PrefetchPace(COSTS, link_share=0.5, device_tokens=16_000)
     pace.tick(0.0)
     return pace
 
