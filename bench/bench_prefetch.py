@@ -203,7 +203,6 @@ def summed(player: Player) -> dict[str, Any]:
         "arm": player.arm.name,
         "step_mean_s": statistics.fmean(player.step_s),
         "step_p95_s": statistics.quantiles(player.step_s, n=20)[-1],
-        "workflow_s": player.workflow_s,
         "stall_s": sum(player.stall_s),
         "stats": stats,
     }
