@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 DEVICE_TOKENS = 1280
 TOKEN_BYTES = 2 * 4 * 4 * 2 * 64
 """K and V, float32, 4 layers, 2 heads of 64."""
-LOAD_S = 1.0
+LOAD_S = 0.6
 """How long loading a fixed prompt takes."""
 TAIL = "and this is what it is about"
 
