@@ -9,7 +9,7 @@ import pytest
 
 from kvflow.hints import command_action, envelope, step_action
 from tests.e2e.conftest import Server
-from tests.e2e.test_eviction import FIXED_TOKENS, cached, settle, text
+from tests.e2e.test_eviction import FIXED_TOKENS, cached, flood, settle, text
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -33,12 +33,6 @@ def two_workflows(server: Server) -> dict[str, str]:
         server.step(name, "worker", prompt, workflow_type=name)
         settle(server)
     return prompts
-
-
-def flood(server: Server, tokens: int, label: str) -> None:
-    for index in range(tokens // FIXED_TOKENS):
-        server.generate(text(f"{label}{index}"), tokens=1)
-        settle(server)
 
 
 def test_what_is_pinned_outlives_traffic_and_what_is_released_does_not(server: Server) -> None:
