@@ -66,7 +66,8 @@ def _with_outcomes(answer: Any, admissions: list[Admission]) -> Any:
     """Say in the last answer of a request what has become of its commands (``meta_info.kvflow``)."""
     if len(admissions) == 1 and isinstance(answer, dict):
         commands, meta = admissions[0].commands, answer.get("meta_info")
-        if commands is not None and commands.done() and isinstance(meta, dict) and meta.get("finish_reason"):
+        known = commands is not None and commands.done() and not commands.cancelled() and commands.exception() is None
+        if commands is not None and known and isinstance(meta, dict) and meta.get("finish_reason"):
             meta["kvflow"] = {"outcomes": [asdict(outcome) for outcome in commands.result()]}
     return answer
 
