@@ -21,7 +21,7 @@ def run(server: Server, *arguments: str) -> str:
 
 
 def test_an_eviction_is_explained_to_whose_it_was(server: Server) -> None:
-    server.step("mine", "worker", text("mine"), workflow_type="t")
+    server.step("mine", "worker", text("mine"), workflow_type="explained")
     server.end("mine")
     settle(server)
     flood(server, 2400, "other")
