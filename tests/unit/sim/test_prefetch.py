@@ -14,8 +14,8 @@ from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
 
 CONCURRENCY = 4
 OPTIONS = {
-    "chain": SynthOptions(workflows=32, agents=10, fixed_tokens=8192, task_tokens=64, output_tokens=48, seed=3),
-    "react": SynthOptions(workflows=48, turns=8, fixed_tokens=1024, task_tokens=8192, output_tokens=64, seed=3),
+    "chain": SynthOptions(workflows=16, agents=10, fixed_tokens=8192, task_tokens=64, output_tokens=48, seed=3),
+    "react": SynthOptions(workflows=24, turns=8, fixed_tokens=1024, task_tokens=8192, output_tokens=64, seed=3),
 }
 PROFILE = load_profile("a100")
 SLOW_LINK = PROFILE.model_copy(update={"load_token_s": 8 * PROFILE.load_token_s})
@@ -54,7 +54,7 @@ def test_a_chain_of_agents_does_not_wait_for_loads_any_more() -> None:
     assert ahead.counters.prefetch_wasted_tokens < 0.1 * ahead.counters.load_back_tokens
 
 
-@pytest.mark.parametrize("policy", ["inverted", "random", "stale", "hostile"])
+@pytest.mark.parametrize("policy", ["inverted", "hostile"])
 @pytest.mark.parametrize("kind", sorted(OPTIONS))
 def test_wrong_predictions_cost_next_to_nothing(kind: str, policy: str) -> None:
     without, ahead = (run(kind, prefetch=prefetch, policy=policy) for prefetch in (False, True))
