@@ -132,7 +132,7 @@ class Commands:
             return self._prefetch(command, nodes)
         if command.verb == "kv.demote":
             return self._leave(nodes, claims)
-        return self._release(nodes)
+        return self._release(command.tenant, nodes)
 
     def _pin(self, command: KvCommand, nodes: list[Node]) -> Answer:
         """Pin from the root down, as far as the tenant's budget goes: what is above is of use without what is below."""
@@ -173,6 +173,10 @@ class Commands:
                 status="clipped", reason=f"{kept} of {wanted} tokens: the tenant's budget is used up", tokens=kept
             )
         return Answer(status="accepted", tokens=kept)
+
+    def _unpin(self, tenant: str, tier: Tier, node: Node) -> bool:
+        self._pinned.get((tenant, tier), {}).pop(node, None)
+        return node.owners is not None and node.owners.pins.pop((tenant, tier), None) is not None
 
     def _forget_expired(self, pinned: dict[Node, Pin]) -> None:
         now_s = self._coordinator.claims.clock.now_s
@@ -216,14 +220,12 @@ class Commands:
         others = any(claim.expected for claim in owners.claims if claim not in claims)
         return others or any(set(role.claims) - claims for role in owners.fixed)
 
-    def _release(self, nodes: list[Node]) -> Answer:
+    def _release(self, tenant: str, nodes: list[Node]) -> Answer:
+        """Lift what this tenant has pinned; others' pins on the same nodes stay."""
         freed = 0
         for node in nodes:
-            if node.owners is not None and node.owners.pins:
-                node.owners.pins.clear()
-                freed += len(node.key)
-            for pinned in self._pinned.values():
-                pinned.pop(node, None)
+            tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if self._unpin(tenant, tier, node)]
+            freed += len(node.key) if tiers else 0
         cancelled = self._prefetcher.cancel(nodes) if self._prefetcher is not None else 0
         self._coordinator.claims.clock.version += 1
         if not (freed or cancelled):

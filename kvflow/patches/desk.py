@@ -37,13 +37,17 @@ async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_requ
     if sent:
         fields = [asdict(_command(front, commands[index], None)) for index in sent]
         try:
-            replicas = [answer.data.get("answers") for answer in await front.ask("commands", commands=fields)]
+            replicas = await front.ask("commands", commands=fields)
         except ServerUnavailableError as error:
             outcomes |= {index: _outcome(commands[index], Status.REJECTED, str(error)) for index in sent}
         else:
+            problem = "; ".join(sorted({answer.error for answer in replicas if answer.error}))
             for place, index in enumerate(sent):
-                answers = [answers[place] for answers in replicas if answers]
-                outcomes[index] = _joined(front, commands[index], answers)
+                answers = [answer.data["answers"][place] for answer in replicas if not answer.error]
+                if answers:
+                    outcomes[index] = _joined(front, commands[index], answers)
+                else:
+                    outcomes[index] = _outcome(commands[index], Status.UNSUPPORTED, problem)
     result = [outcomes[index] for index in range(len(commands))]
     front.plane.count(result)
     return result
@@ -51,8 +55,6 @@ async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_requ
 
 def _joined(front: Front, item: DecodedCommand, answers: list[dict[str, Any]]) -> Outcome:
     """The best answer of all replicas; what was cut to the longest time allowed is clipped at best."""
-    if not answers:
-        return _outcome(item, Status.UNSUPPORTED, "kvflow's eviction is off; see /kvflow/v1/status")
     best = min(answers, key=lambda answer: _BEST_FIRST.index(Status(answer["status"])))
     most_s = front.settings.commands.max_ttl_s
     status, reason = Status(best["status"]), best["reason"]

@@ -74,8 +74,10 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     data["guard"] = cache.trust.as_dict()
     if cache.gate is not None:
         data["admission"] = {"programs": cache.gate.programs.under_way, "held": cache.gate.programs.held}
+    data["commands"] = dict(cache.desk.outcomes)
     data["queue_s"] = cache.coordinator.claims.clock.queue_s
     if reset:
+        cache.desk.outcomes.clear()
         cache.restart_counters()
     return data
 

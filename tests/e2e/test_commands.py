@@ -108,6 +108,7 @@ def test_a_request_pins_its_own_prompt_and_is_told(server: Server) -> None:
     settle(server)
     flood(server, 2400, "one")
     assert cached(server, text("mine"))["device"] >= 240
+    assert server.get("stats")["total"]["commands"] == {"accepted": 1, "missing": 1}
     counted = server.get("stats")["hints"]["outcomes"]
     assert counted["kv.pin"]["missing"] >= 1
     assert counted["other"]["unsupported"] >= 1

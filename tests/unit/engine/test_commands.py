@@ -116,6 +116,15 @@ def test_release_undoes_pins_and_orders(server: Server) -> None:
     assert server.prefetcher.next(1000, lambda: pytest.fail("nothing is ordered")) is None
 
 
+def test_release_leaves_the_pins_of_other_tenants(server: Server) -> None:
+    server("kv.pin", tenant="one")
+    server("kv.pin", tenant="two")
+    assert server("kv.release", tenant="one").status == "accepted"
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
+    assert server("kv.release", tenant="two").status == "accepted"
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+
+
 def test_an_ordered_load_goes_before_what_is_predicted_and_expires(server: Server) -> None:
     assert server.prefetcher is not None
     assert server("kv.prefetch") == Answer(status="accepted", reason="all of it is on the device")
