@@ -7,7 +7,7 @@ servers run side by side, and the same workflows go to them in turns: SGLang's h
 requests (first come first served, longest prefix match), kvflow without prefetch, and kvflow.
 
 Then the same agents run in an order that nobody could know, under a graph that says they run in a chain, on the two
-servers with kvflow: what prefetch costs when it is wrong.
+servers with kvflow: what prefetch costs where nothing can be known.
 
 Usage: python bench/bench_prefetch.py [--workflows 6] [--json FILE]
 """

@@ -18,7 +18,7 @@ from kvflow.client.server import GraphDeclaration
 from kvflow.client.tool_call import ToolCall
 from kvflow.client.wrapping import wrap
 from kvflow.hints import StepFact, ToolFact
-from kvflow.hints.models import MAX_NAME
+from kvflow.hints.fields import MAX_NAME
 
 if TYPE_CHECKING:
     from kvflow.graph import AgentStepGraph

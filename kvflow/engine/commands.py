@@ -12,8 +12,7 @@ from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.owners import Owners, Pin
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Prefetcher
-
-Verb = Literal["kv.pin", "kv.retain", "kv.prefetch", "kv.demote", "kv.release"]
+from kvflow.hints.commands import Verb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

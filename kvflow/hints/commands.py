@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field
 
-_Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-_Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+from kvflow.hints.fields import Identifier, Name, Strict
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+Verb = Literal["kv.pin", "kv.retain", "kv.prefetch", "kv.demote", "kv.release"]
+VERBS: tuple[str, ...] = get_args(Verb)
 
 
-class PromptTarget(_Strict):
+class PromptTarget(Strict):
     """The prompt of the request that carries the command, or a range of its tokens."""
 
     kind: Literal["prompt"]
@@ -23,25 +21,25 @@ class PromptTarget(_Strict):
     """None: to its end."""
 
 
-class AgentTarget(_Strict):
+class AgentTarget(Strict):
     """What an agent of a live workflow has computed last."""
 
     kind: Literal["agent"]
-    workflow_id: _Identifier
-    agent: _Name
+    workflow_id: Identifier
+    agent: Name
 
 
-class WorkflowTarget(_Strict):
+class WorkflowTarget(Strict):
     """What all agents of a live workflow have computed last."""
 
     kind: Literal["workflow"]
-    workflow_id: _Identifier
+    workflow_id: Identifier
 
 
 Target = Annotated[PromptTarget | AgentTarget | WorkflowTarget, Field(discriminator="kind")]
 
 
-class Command(_Strict):
+class Command(Strict):
     """What is to be done with cached context.
 
     - ``kv.pin``: evict it last, for ``ttl_s``, from ``tier`` (default ``device``) and from the host.
@@ -56,6 +54,3 @@ class Command(_Strict):
     priority: Annotated[int, Field(ge=0, le=100)] = 50
     """Among pinned contexts, those of lowest priority leave first."""
     tier: Literal["device", "host"] | None = None
-
-
-VERBS = ("kv.pin", "kv.retain", "kv.prefetch", "kv.demote", "kv.release")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvflow.errors import HintDecodeError
 from kvflow.hints.commands import VERBS, Command
+from kvflow.hints.fields import Identifier, Name, Strict
 
 PROTOCOL_VERSION = "1.0"
 ACTION_VERSION = "1"
@@ -19,11 +20,6 @@ MAX_ACTIONS = 64
 MAX_ENVELOPE_BYTES = 64 * 1024
 """How large an envelope the client makes."""
 MAX_PAYLOAD_BYTES = 64 * 1024
-
-MAX_NAME = 128
-
-Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
-Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class Status(StrEnum):
@@ -45,10 +41,6 @@ class Outcome:
     action_type: str
     status: Status
     reason: str = ""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class _Lenient(BaseModel):
@@ -74,7 +66,7 @@ class Envelope(_Lenient):
     actions: list[Action] = Field(default_factory=list)
 
 
-class StepFact(_Strict):
+class StepFact(Strict):
     """``kvflow.step``: an agent of a workflow starts (or ends) one step.
 
     Sent with an LLM request it says who is asking; sent alone (``POST /kvflow/v1/events``) it reports progress.
@@ -98,7 +90,7 @@ class StepFact(_Strict):
     tenant: Name | None = None
 
 
-class ToolFact(_Strict):
+class ToolFact(Strict):
     """``kvflow.tool``: an agent waits for a tool (start), or has its answer (end)."""
 
     workflow_id: Identifier

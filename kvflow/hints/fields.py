@@ -1,0 +1,18 @@
+"""What the payloads of facts and commands are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+MAX_NAME = 128
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class Strict(BaseModel):
+    """A payload of ours: every key is known, every value of its type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
