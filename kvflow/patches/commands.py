@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvflow.patches.tree import KvflowRadixCache
 
 
-class CommandDesk:
+class CacheCommands:
     """Takes commands of one scheduler, on every rank alike.
 
     Args:

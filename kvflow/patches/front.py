@@ -18,7 +18,7 @@ from kvflow.control import ControlPlane
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedFact, Outcome, Status, StepFact, decode_envelope
-from kvflow.patches import claim, desk
+from kvflow.patches import claim, commands_http
 from kvflow.patches.guard import note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.predict import WorkflowUpdate
@@ -105,10 +105,10 @@ class Front:
         self.plane.count(decoded.outcomes)
         outcomes = self._take(decoded.facts, with_request=True)
         step = _own_step(decoded.facts, outcomes)
-        own = desk.prompt_commands(self, decoded.commands, step)
+        own = commands_http.prompt_commands(self, decoded.commands, step)
         commands = None
         if decoded.commands:
-            commands = asyncio.create_task(desk.execute(self, decoded.commands, with_request=True))
+            commands = asyncio.create_task(commands_http.execute(self, decoded.commands, with_request=True))
         return Admission(envelope=claim.attach(envelope, step and self._claim(step), own), step=step, commands=commands)
 
     def answered(self, admission: Admission) -> None:
@@ -137,7 +137,7 @@ class Front:
             raise
         self.plane.count(decoded.outcomes)
         facts = self._take(decoded.facts)
-        return [*facts, *await desk.execute(self, decoded.commands, with_request=False), *decoded.outcomes]
+        return [*facts, *await commands_http.execute(self, decoded.commands, with_request=False), *decoded.outcomes]
 
     async def ask(self, op: str, **arguments: Any) -> list[KvflowAnswer]:
         """Put a question to every data-parallel replica.

@@ -74,10 +74,10 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     data["guard"] = cache.trust.as_dict()
     if cache.gate is not None:
         data["admission"] = {"programs": cache.gate.programs.under_way, "held": cache.gate.programs.held}
-    data["commands"] = dict(cache.desk.outcomes)
+    data["commands"] = dict(cache.commands.outcomes)
     data["queue_s"] = cache.coordinator.claims.clock.queue_s
     if reset:
-        cache.desk.outcomes.clear()
+        cache.commands.outcomes.clear()
         cache.restart_counters()
     return data
 
@@ -100,7 +100,7 @@ def _set_policy(cache: KvflowRadixCache, policy: str) -> dict[str, Any]:
 
 
 def _execute(cache: KvflowRadixCache, commands: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"answers": cache.desk.execute(commands)}
+    return {"answers": cache.commands.execute(commands)}
 
 
 def _explain(cache: KvflowRadixCache, workflow_id: str | None, limit: int) -> dict[str, Any]:

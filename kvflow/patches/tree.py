@@ -24,7 +24,7 @@ from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
-from kvflow.patches.commands import CommandDesk
+from kvflow.patches.commands import CacheCommands
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.orders import require_servable
@@ -177,7 +177,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
         if self.prefetch is not None:
             self.tree_core.on_left = self.prefetch.planner.left
-        self.desk = CommandDesk(self, settings)
+        self.commands = CacheCommands(self, settings)
         self._tagging = Guard("claims")
         self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
@@ -188,7 +188,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.accounting.forget_pages()
             self.coordinator.flushed()
             self.trust.clear()
-            self.desk.flushed()
+            self.commands.flushed()
             if self.prefetch is not None:
                 self.prefetch.forget()
 
@@ -196,7 +196,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         super().checkpoint(req, up_to=up_to, **kwargs)
         if not self.disable:
             self._tagging.run(self._tag, req, default=None)
-            self._tagging.run(self.desk.prompt, req, default=None)
+            self._tagging.run(self.commands.prompt, req, default=None)
             self._watching.run(self._watch, req, default=None)
             self._counting.run(self._count, req, default=None)
 

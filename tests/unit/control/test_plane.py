@@ -386,24 +386,3 @@ def test_the_view_tells_when_each_context_is_used_next(plane: ControlPlane, cloc
     assert view["write"]["in_s"] > 0
     clock.now_s += 10_000.0
     assert all(use["in_s"] == 0.0 for use in plane.view()[0]["next_use"].values())  # overdue, not negative
-
-
-def test_steps_that_are_neither_named_nor_ended_teach_how_long_they_take(plane: ControlPlane, clock: Clock) -> None:
-    for _ in range(30):
-        ask(plane, "plan")
-        clock.now_s += 0.5
-        plane.answered("w", "plan")
-        ask(plane, "code")
-        clock.now_s += 0.5
-        plane.answered("w", "code")
-    assert plane.forecaster.pace.typical_s("review", "plan") == pytest.approx(0.5, abs=0.2)
-
-
-def test_a_step_that_is_still_in_flight_when_the_next_one_starts_teaches_nothing(
-    plane: ControlPlane, clock: Clock
-) -> None:
-    before_s = plane.forecaster.pace.typical_s("review", "plan")
-    ask(plane, "plan")
-    clock.now_s += 0.01
-    ask(plane, "code")
-    assert plane.forecaster.pace.typical_s("review", "plan") == before_s
