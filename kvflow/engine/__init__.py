@@ -14,8 +14,9 @@ from kvflow.engine.digests import digests, unit_tokens
 from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.journal import Journal
 from kvflow.engine.ports import Node
-from kvflow.engine.prefetch import DeviceView, Load, Prefetcher
+from kvflow.engine.prefetch import Load, Prefetcher
 from kvflow.engine.programs import Programs
+from kvflow.engine.room import DeviceView
 
 __all__ = [
     "Accounting",

@@ -15,6 +15,7 @@ from kvflow.engine.accounting import Counters
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
+from kvflow.engine.room import DeviceView, has_room
 from kvflow.policy.prefetch import PrefetchPace
 
 _LIKELY = 0.3
@@ -46,21 +47,6 @@ class Load:
     def anchor(self) -> Any:
         """The deepest node, as the body knows it."""
         return self.nodes[-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceView:
-    """What a body says of its device tier.
-
-    Attributes:
-        leaves: what could leave.
-        locked: whether requests or transfers hold a node.
-        own_order: the body's order among nodes of one rank, lowest first.
-    """
-
-    leaves: Iterable[Node]
-    locked: Callable[[Any], bool]
-    own_order: Callable[[Any], Any]
 
 
 class Prefetcher:
@@ -114,7 +100,8 @@ class Prefetcher:
         loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, self._nearest()))
         load = next(filter(None, loads), None)
         if load is not None:
-            if self._has_room(load, free_tokens, view):
+            needed_tokens = load.tokens - free_tokens
+            if needed_tokens <= 0 or has_room(self._coordinator, load.nodes, needed_tokens, view()):
                 return load
             self._resume_s = clock.now_s + _PAUSE_S  # what is needed later is worth less
         self._decided = state
@@ -234,38 +221,3 @@ class Prefetcher:
             nodes.append(node)
             tokens += len(node.key)
         return Load(nodes, tokens) if tokens >= self._least_tokens else None
-
-    def _has_room(self, load: Load, free_tokens: int, view: Callable[[], DeviceView]) -> bool:
-        """Whether it fits into free memory, or into what would leave before it."""
-        needed = load.tokens - free_tokens
-        if needed <= 0:
-            return True
-        device = view()
-        limit = self._coordinator.priority_on_device(load.anchor)
-        above = _ancestors(load.nodes[0])
-        heap = [(self._coordinator.priority(leaf), device.own_order(leaf), id(leaf), leaf) for leaf in device.leaves]
-        heapq.heapify(heap)
-        gone: dict[int, int] = {}
-        while heap and needed > 0:
-            priority, _, _, node = heapq.heappop(heap)
-            if priority >= limit:
-                return False
-            if id(node) in above:
-                continue
-            needed -= len(node.key)
-            parent = node.parent
-            gone[id(parent)] = gone.get(id(parent), 0) + 1
-            if parent.parent is None or id(parent) in above or device.locked(parent):
-                continue
-            if gone[id(parent)] == sum(not child.evicted for child in parent.children.values()):
-                entry = (self._coordinator.priority(parent), device.own_order(parent), id(parent), parent)
-                heapq.heappush(heap, entry)
-        return needed <= 0
-
-
-def _ancestors(node: Node) -> set[int]:
-    found: set[int] = set()
-    while node.parent is not None:
-        node = node.parent
-        found.add(id(node))
-    return found
