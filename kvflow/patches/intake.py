@@ -53,13 +53,28 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
         HintDecodeError: the hints are malformed and ``intake.strict`` is set.
     """
     admissions: list[Admission] = []
+    told = 0
     try:
         _admit(front, obj, admissions)
         async for answer in generate():
+            if _is_last(answer, obj):  # before the client has it: what it asks next shall find it so
+                told = _answered(front, admissions, told)
             yield _with_outcomes(answer, admissions)
     finally:
-        for admission in admissions:
-            front.answered(admission)
+        _answered(front, admissions, told)
+
+
+def _answered(front: Front, admissions: list[Admission], told: int) -> int:
+    for admission in admissions[told:]:
+        front.answered(admission)
+    return len(admissions)
+
+
+def _is_last(answer: Any, obj: Any) -> bool:
+    """Whether nothing follows: a batch's answers in one list, or the end of a single request's."""
+    if not isinstance(answer, dict):
+        return isinstance(answer, list)
+    return bool(getattr(obj, "is_single", False) and answer.get("meta_info", {}).get("finish_reason"))
 
 
 def _with_outcomes(answer: Any, admissions: list[Admission]) -> Any:
