@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _WEIGHT = 0.25
@@ -16,7 +17,7 @@ class Arrivals:
     its steps from START plus the steps until it starts.
 
     Attributes:
-        gap_steps: mean number of steps a live workflow takes until another one starts; None before the second start.
+        gap_steps: mean number of steps a live workflow takes from one start to the next; None before the second start.
         gap_s: mean seconds between starts.
     """
 
@@ -25,9 +26,23 @@ class Arrivals:
     _steps: float = 0.0
     _started_s: float | None = None
 
-    def step(self, live: int) -> None:
-        """One of ``live`` concurrent workflows has started a step."""
+    @property
+    def left_steps(self) -> float | None:
+        """Steps a live workflow is expected to take until the next start; None before the second start."""
+        return None if self.gap_steps is None else max(0.0, self.gap_steps - self._steps)
+
+    def next_s(self, now_s: float) -> float:
+        """When the next start is expected: a mean gap after the last one, or after now if that has passed."""
+        since_s = now_s if self._started_s is None else self._started_s
+        due_s = since_s + self.gap_s
+        return due_s if due_s > now_s else now_s + self.gap_s
+
+    def step(self, live: int) -> bool:
+        """One of ``live`` concurrent workflows has started a step; tells whether the next start is a step nearer."""
+        before = self.left_steps
         self._steps += 1 / max(1, live)
+        after = self.left_steps
+        return before is not None and after is not None and math.ceil(after) < math.ceil(before)
 
     def start(self, now_s: float) -> None:
         """A workflow of the type has started."""

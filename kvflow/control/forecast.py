@@ -135,13 +135,12 @@ class Forecaster:
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             # only the graph's earliest step is known, or nothing at all
             return (1.0 if steps is not None else later), now_s + (steps or 0.0) * self._step_s(workflow, agent)
-        step_s = self._step_s(workflow, workflow.latest[0] if workflow.latest is not None else agent)
         forecast = next_use(
             again=later,
             ahead=StepsAhead(
                 probability=later,
                 steps=ahead.steps,
-                left_s=step_s,
+                left_s=self._step_left_s(workflow, agent, now_s),
                 step_s=self._step_s(workflow, agent),
                 spread_s=self.pace.spread_s(workflow.workflow_type, agent),
             ),
@@ -197,6 +196,15 @@ class Forecaster:
 
     def _durations(self, workflow: Workflow, wait: ToolWait) -> Durations:
         return self.tools.of(wait.tool, wait.verb, workflow=workflow.workflow_id)
+
+    def _step_left_s(self, workflow: Workflow, agent: str, now_s: float) -> float:
+        """What is left of the step under way; once it should be over, as long as such steps vary (if exponential)."""
+        if workflow.latest is None:
+            return self._step_s(workflow, agent)
+        latest = workflow.latest[0]
+        step_s = self._step_s(workflow, latest)
+        passed_s = max(0.0, now_s - workflow.started_s.get(workflow.latest, now_s))
+        return min(step_s, max(step_s - passed_s, self.pace.spread_s(workflow.workflow_type, latest)))
 
     def _step_s(self, workflow: Workflow, agent: str) -> float:
         return self.pace.step_s(workflow.workflow_id, workflow.workflow_type, agent)

@@ -167,17 +167,18 @@ class ControlPlane:
         if asks:
             self._ask(workflow, fact.agent)
         if workflow.latest != known_step:
-            self._step_over(workflow, known_step if fact.step_id is None else None)
+            self._step_over(workflow, known_step if fact.step_id is None else None, intake)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.start(workflow.workflow_id, fact.agent, step_id)
         self._predict(workflow, intake)
         return Status.ACCEPTED, ""
 
-    def _step_over(self, workflow: Workflow, step: tuple[str, str] | None) -> None:
+    def _step_over(self, workflow: Workflow, step: tuple[str, str] | None, intake: Intake) -> None:
         """The next step begins. Learn from one before that nobody says to have ended, if nothing of it is in flight."""
         state = self._types[workflow.workflow_type]
-        state.arrivals.step(state.live)
+        if state.arrivals.step(state.live):
+            self._announce_next(workflow.workflow_type, state, intake)
         context = workflow.contexts.get(step[0]) if step is not None else None
         if step is not None and (context is None or not context.arrivals_s):
             started_s = workflow.started_s.pop(step, None)
@@ -270,16 +271,17 @@ class ControlPlane:
     def _announce_next(self, workflow_type: str, state: _TypeState, intake: Intake) -> None:
         """Predict the workflow of this type that has not started yet."""
         known = self.graphs.find(workflow_type)
-        arrivals, now_s = state.arrivals, self._clock()
-        if known is None or arrivals.gap_steps is None:
+        now_s, left_steps = self._clock(), state.arrivals.left_steps
+        if known is None or left_steps is None:
             return
         steps = steps_to_execution(known.graph, frozenset({START}))
-        state.revisit_s = now_s + max(_LEAST_REVISIT_S, arrivals.gap_s)
+        start_s = state.arrivals.next_s(now_s)
+        state.revisit_s = max(now_s + _LEAST_REVISIT_S, start_s)
         claims = tuple(
             ClaimPrediction(
                 agent=agent,
-                steps=round(count + arrivals.gap_steps, 1),
-                due_s=round(state.revisit_s + (count - 1) * self.forecaster.pace.typical_s(workflow_type, agent), 1),
+                steps=round(count + left_steps, 1),
+                due_s=round(start_s + (count - 1) * self.forecaster.pace.typical_s(workflow_type, agent), 1),
             )
             for agent, count in sorted(steps.items())
             if count is not None and agent != END

@@ -30,8 +30,9 @@ class DurationModel:
 
     What is known of a key is shrunk towards what is known of its like: with ``n`` (decayed) observations its own
     histogram has the weight ``n / (n + k)``, and the next wider one (workflow, verb, tool, all tools, prior) the rest;
-    ``k`` is 4, and 16 for the calls of one workflow. So there is no threshold, unlike Continuum's K = 100, and a verb
-    never seen before is taken for an average call of its tool.
+    ``k`` is 4, and 16 for the calls of one workflow. A level that has seen nothing but what the next wider one has is
+    left out, or the prior would count for less with every level that adds nothing. So there is no threshold, unlike
+    Continuum's K = 100, and a verb never seen before is taken for an average call of its tool.
 
     The same class serves for anything that takes time and has a name with a sub-name, e.g. the pauses of an agent of
     a workflow type.
@@ -82,14 +83,12 @@ class DurationModel:
         """Return what is known about the durations of a tool; it may be one that was never seen."""
         verb = verb or None
         chain = [self._root]
-        key = self._keys.get((None, tool, None))
-        if key is not None:
-            chain.append(key)
-            if verb is not None and (key := self._keys.get((None, tool, verb))) is not None:
+        for name in ((None, tool, None), (None, tool, verb)):
+            key = self._keys.get(name)
+            if key is not None and key.histogram.seen < chain[-1].histogram.seen:  # else the very same observations
                 chain.append(key)
-            if workflow is not None and (key := self._own.get((workflow, tool, verb))) is not None:
-                chain.append(key)
-        return _view(chain)
+        own = self._own.get((workflow, tool, verb)) if workflow is not None else None
+        return _view(chain if own is None else [*chain, own])
 
     def _touch(self, keys: OrderedDict[_Name, _Key], name: _Name, shrinkage: float) -> _Key:
         key = keys.get(name)
