@@ -8,6 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 READY := $(VENV)/.ready
 OLD_SGLANG := $(VENV)/sglang-0.5.22
 OPENAI3 := $(VENV)/openai-3
+ENGINE_TESTS = KVFLOW_TEST_OLD_SGLANG=$(abspath $(OLD_SGLANG)) $(BIN)/python -m pytest -v tests/engine tests/e2e
 
 .PHONY: demo test unit lint types setup clean help
 
@@ -48,7 +49,8 @@ unit: $(READY)  ## everything that needs no SGLang, in seconds
 
 test: $(READY) $(OLD_SGLANG)/.ready $(OPENAI3)/.ready lint unit  ## every test
 	@PYTHONPATH=$(OPENAI3) $(BIN)/python -m pytest -q tests/client
-	@KVFLOW_TEST_OLD_SGLANG=$(abspath $(OLD_SGLANG)) $(BIN)/python -m pytest -v tests/engine tests/e2e
+	@$(ENGINE_TESTS) -n 2 --dist worksteal -m beside
+	@$(ENGINE_TESTS) -m "not beside"
 
 clean:  ## remove the environment and what runs left behind
 	rm -rf $(VENV) .demo build dist

@@ -56,6 +56,7 @@ class Role:
         revived_tokens: what later workflows found of those.
         claims: live claims that expect to run the agent.
         tip: deepest node of its fixed prompt, as of the last time it ran.
+        fixed_tokens: length of that prompt.
     """
 
     agent: str
@@ -66,6 +67,7 @@ class Role:
     revived_tokens: int = 0
     claims: dict[Claim, None] = field(default_factory=dict)
     tip: Node | None = None
+    fixed_tokens: int = 0
     _version: int = -1
     _steps: float | None = None
     _rate_hz: float = 0.0
@@ -135,6 +137,7 @@ class Claim:
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
         placed: that request has its memory, so that what counts is the use after it.
         pause_s: how long after that request has been answered, as far as known.
+        held_s: how long the use will be put off, because other programs have their turn.
         tail_pending: its latest prompt had a dynamic tail that has not proved useful yet.
         tip: deepest node of its latest prompt.
         context_tokens: length of its latest prompt.
@@ -152,6 +155,7 @@ class Claim:
     since_s: float | None = None
     pause_s: float | None = None
     placed: bool = False
+    held_s: float = 0.0
     tail_pending: bool = False
     tip: Node | None = None
     context_tokens: int = 0
@@ -183,6 +187,9 @@ class Claim:
 
     def next_s(self, clock: Clock) -> float:
         """Seconds until the context is used again, the wait for its turn included."""
+        return self.held_s + self._wanted_s(clock)
+
+    def _wanted_s(self, clock: Clock) -> float:
         if self.since_s is not None and self.waited_for:
             return clock.until(self.since_s + clock.queue_s)  # by arrival, as the queue is
         if self.since_s is not None:
@@ -289,6 +296,13 @@ class ClaimTable:
                 claim = claims[prediction.agent] = Claim(role, update.workflow_id)
             changed |= claim.set(prediction)
         self.clock.version += changed
+
+    def hold(self, workflow_id: str, held_s: float) -> None:
+        """Take note of how long the turn of a live workflow's program is off; 0 once it has come."""
+        for claim in self._workflows.get(workflow_id, {}).values():
+            if claim.held_s != held_s:
+                claim.held_s = held_s
+                self.clock.version += 1
 
     def expected(self) -> Iterator[Claim]:
         """Claims of live workflows, and of those expected next, whose next use no request waits for yet."""

@@ -167,6 +167,7 @@ class Coordinator:
             self._learn(held, path, fixed_tokens)
         held.placed = held.since_s is not None
         fixed_tokens = self._shared_tokens(held, path, fixed_tokens)
+        held.role.fixed_tokens = fixed_tokens
         self._tag_tail(held, path, fixed_tokens)
         self._tag_fixed(held, path, fixed_tokens)
 

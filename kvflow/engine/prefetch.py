@@ -174,7 +174,7 @@ class Prefetcher:
         near = [
             claim
             for claim in self._coordinator.claims.expected()
-            if claim.likelihood >= _LIKELY and self._target(claim) is not None
+            if claim.likelihood >= _LIKELY and not claim.held_s and self._target(claim) is not None
         ]
         return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))
 

@@ -22,6 +22,8 @@ _LOOK_S = 5.0
 _FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
 _STEP_WEIGHT = 0.02
 _MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
+_FIRST_HOLD_S = 10.0
+_HOLD_WEIGHT = 0.1
 
 
 @dataclass(slots=True)
@@ -38,8 +40,8 @@ class _Program:
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, _Request] = field(default_factory=dict)
     looked_s: float = 0.0
-    told_s: float | None = None
-    """How long it had been held when the journal was told that it is; None if it is not held."""
+    held_since_s: float | None = None
+    """How long it had been held before, when it began to be held again; None if it is not held."""
 
 
 class Programs:
@@ -62,6 +64,7 @@ class Programs:
         self._requests: dict[Hashable, _Request] = {}
         self._margin = _FIRST_MARGIN
         self._step_tokens = 0.0
+        self._hold_s = _FIRST_HOLD_S
         self._running = 0
         self._changed = True
         self._settled_s = 0.0
@@ -150,24 +153,29 @@ class Programs:
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
         )
         self._admission.admit([program.view for program in self._programs.values()], planned, self._step_tokens)
-        if self._journal is not None:
-            self._tell(self._journal, planned)
+        self._follow_holds(planned)
 
-    def _tell(self, journal: Journal, planned: AdmissionMemory) -> None:
+    def _follow_holds(self, planned: AdmissionMemory) -> None:
+        """Note who is held from now on and who no longer is; contexts without a place are wanted later than others."""
         views = [program.view for program in self._programs.values()]
         running = [view.live_tokens for view in views if view.admitted]
+        reason = f"{len(running)} programs with {sum(running)} tokens run; {planned.device_tokens} are planned with"
         for name, program in self._programs.items():
             view = program.view
-            held = view.waiting and not view.admitted
-            if held and program.told_s is None:
-                program.told_s = view.held_s
-                reason = (
-                    f"{len(running)} programs with {sum(running)} tokens run; {planned.device_tokens} are planned with"
-                )
-                journal.held(name, view.live_tokens, reason)
-            elif not held and program.told_s is not None:
-                journal.admitted(name, view.live_tokens, view.held_s - program.told_s)
-                program.told_s = None
+            if view.waiting and not view.admitted and program.held_since_s is None:
+                program.held_since_s = view.held_s
+                if self._journal is not None:
+                    self._journal.held(name, view.live_tokens, reason)
+            elif program.held_since_s is not None and (view.admitted or not view.waiting):
+                held_s, program.held_since_s = view.held_s - program.held_since_s, None
+                self._hold_s += _HOLD_WEIGHT * (held_s - self._hold_s)
+                if self._journal is not None:
+                    self._journal.admitted(name, view.live_tokens, held_s)
+        somebody_waits = any(program.held_since_s is not None for program in self._programs.values())
+        for program in self._programs.values():
+            off_s = round(self._hold_s, 1) if somebody_waits and not program.view.admitted else 0.0
+            for workflow_id in program.workflows:
+                self._claims.hold(workflow_id, off_s)
 
     def _run(self, request: _Request, *, running: bool) -> None:
         self._running += running - request.running
@@ -178,6 +186,7 @@ class Programs:
         """Bring the view of a program up to date; tells whether it is still under way."""
         program.looked_s = self._claims.clock.now_s
         held: dict[tuple[str, str], float] = {}
+        fixed: dict[Hashable, int] = {}
         back_s: float | None = None
         for workflow_id in list(program.workflows):
             claims = self._claims.of(workflow_id)
@@ -186,21 +195,24 @@ class Programs:
                     del program.workflows[workflow_id]
                 continue
             for agent, claim in claims.items():
+                if claim.expected and claim.role.fixed_tokens:
+                    fixed[claim.role] = claim.role.fixed_tokens
                 if claim.expected and claim.keeps_tail:
                     held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
                     left_s = claim.next_s(self._claims.clock)
                     back_s = left_s if back_s is None else min(back_s, left_s)
         for request in program.requests.values():
             key = (request.claim.workflow_id, request.claim.agent)
-            held[key] = max(held.get(key, 0.0), request.tokens + self._step_tokens - self._fixed_tokens(request.claim))
+            own_tokens = request.tokens - self._fixed_tokens(request)
+            held[key] = max(held.get(key, 0.0), own_tokens + self._step_tokens)
         view = program.view
-        view.live_tokens = round(sum(held.values()))
+        view.live_tokens, view.fixed_tokens = round(sum(held.values())), fixed
         view.back_s = back_s
         view.busy = any(request.running for request in program.requests.values())
         view.waiting = any(not request.running for request in program.requests.values())
         return bool(program.workflows)
 
-    def _fixed_tokens(self, claim: PromptClaim) -> int:
+    def _fixed_tokens(self, request: _Request) -> int:
         """Length of the part of a prompt that its agent has in common with other programs."""
-        known: Claim | None = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
+        known: Claim | None = (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
         return known.context_tokens - known.tail_tokens if known is not None else 0

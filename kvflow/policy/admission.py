@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvflow.policy.costs import ServingCosts
 
@@ -12,8 +12,12 @@ _PATIENCE = 4.0
 """Mean waits for tools are made of many short ones and a few very long ones: most programs return much sooner."""
 
 
-_OVERDUE = 1.5
-"""Response ratio up to which a program that does not fit lets smaller ones go before it."""
+_OVERDUE = 3.0
+"""Response ratio up to which a program that does not fit lets others go before it."""
+_GROWTH = 0.1
+"""Share of the device left free when a program is let in: contexts grow, and a place taken away costs a load."""
+_MOST_SHARED = 1 / 2
+"""Share of the device that fixed prompts take at most when it is too small for them and the contexts behind them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +25,8 @@ class ProgramView:
     """What admission may know of a program; a program is a workflow with its sub-workflows.
 
     Attributes:
-        live_tokens: context it has and will use again, or what its waiting requests bring, whichever is more.
+        live_tokens: context of its own that it will use again, or what its waiting requests bring, whichever is more.
+        fixed_tokens: length of each fixed prompt it will use, by role; programs of one type have them in common.
         busy: it has requests that run.
         waiting: it has requests that wait.
         back_s: expected seconds until its next request when it has none; None when nothing is expected.
@@ -32,6 +37,7 @@ class ProgramView:
     """
 
     live_tokens: int = 0
+    fixed_tokens: Mapping[Hashable, int] = field(default_factory=dict)
     busy: bool = False
     waiting: bool = False
     back_s: float | None = None
@@ -39,6 +45,11 @@ class ProgramView:
     served_s: float = 0.0
     admitted: bool = False
     tenant: str = ""
+
+    @property
+    def step_tokens(self) -> int:
+        """What one of its steps needs: its context, and one of the fixed prompts."""
+        return self.live_tokens + sum(self.fixed_tokens.values()) // max(1, len(self.fixed_tokens))
 
     def response_ratio(self, typical_s: float) -> float:
         """Time held over time run. A typical time counts with both: one that has not begun may take as long."""
@@ -72,10 +83,14 @@ class ProgramAdmission:
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
-    now, others may go before it until it has waited half as long as it has run. Of several tenants, the one whose
-    programs hold least goes first. When contexts outgrow the
-    device the last in this order that runs no request gives up its place, the youngest if they are equal. The device
-    never idles while somebody waits.
+    now, others may go before it until it has waited twice as long as it has run. Of several tenants, the one whose
+    programs hold least goes first. When contexts outgrow the device the last in this order that runs no request gives
+    up its place, the youngest if they are equal. The device never idles while somebody waits.
+
+    *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
+    fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. A
+    device too small even for the fixed prompts of one type cannot be helped by holding programs of that type back:
+    for these, fixed prompts take half of the device at most.
 
     Source: running programs to what fits is ThunderAgent's (arXiv 2602.13692, §4); the rule for tools is InferCept's
     comparison of preserve with discard or swap (arXiv 2402.01869, §4.1); highest response ratio next is Brinch Hansen's
@@ -99,17 +114,18 @@ class ProgramAdmission:
                 program.admitted = self._worth_its_place(program, memory, loads=loads)
         typical_s = 1.0 + sum(program.served_s for program in programs) / max(1, len(programs))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
-        used = self._shrink(by_turn, memory)
+        room = _Room((program for program in programs if program.admitted), memory.device_tokens)
+        self._shrink(by_turn, room)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
         for program in _fairly(waiting, [program for program in programs if program.admitted]):
-            if at_work and used + program.live_tokens > memory.device_tokens:
+            if at_work and not room.has_for(program):
                 if program.response_ratio(typical_s) > _OVERDUE:
                     break
                 continue
             program.admitted = at_work = True
-            used += program.live_tokens
-        if not self._pays(programs, memory, step_tokens, loads=loads):
+            room.take(program)
+        if _Room(programs, memory.device_tokens).holds_all or not self._pays(programs, memory, step_tokens, loads=loads):
             for program in waiting:
                 program.admitted = True
 
@@ -120,26 +136,67 @@ class ProgramAdmission:
         return idle_s <= _PATIENCE * self._restore_s(program.live_tokens, loads=loads)
 
     @staticmethod
-    def _shrink(by_turn: Sequence[ProgramView], memory: AdmissionMemory) -> int:
-        """Take places away, the last one's first, until the contexts of the others fit; returns their tokens."""
-        used = sum(program.live_tokens for program in by_turn if program.admitted)
+    def _shrink(by_turn: Sequence[ProgramView], room: _Room) -> None:
+        """Take places away, the last one's first, until the contexts of the others fit."""
         for program in reversed(by_turn):
-            if used <= memory.device_tokens:
-                break
+            if not room.overfull:
+                return
             if program.admitted and not program.busy:
                 program.admitted = False
-                used -= program.live_tokens
-        return used
+                room.give_back(program)
 
     def _pays(
         self, programs: Sequence[ProgramView], memory: AdmissionMemory, step_tokens: float, *, loads: bool
     ) -> bool:
         """Whether holding programs back makes the others faster by more than it costs."""
-        restore_s = sum(self._restore_s(program.live_tokens, loads=loads) for program in programs if program.admitted)
+        restore_s = sum(self._restore_s(program.step_tokens, loads=loads) for program in programs if program.admitted)
         return restore_s > self._costs.decode_s(step_tokens, memory.device_tokens)
 
     def _restore_s(self, tokens: int, *, loads: bool) -> float:
         return self._costs.load_s(tokens) if loads else self._costs.compute_s(0, tokens)
+
+
+class _Room:
+    """What programs take of the device: their contexts, and each fixed prompt once."""
+
+    def __init__(self, programs: Iterable[ProgramView], device_tokens: int) -> None:
+        self._device_tokens = device_tokens
+        self._room_tokens = (1 - _GROWTH) * device_tokens
+        self._most_shared = int(_MOST_SHARED * device_tokens)
+        self._own_tokens = self._shared_tokens = 0
+        self._users: Counter[Hashable] = Counter()
+        for program in programs:
+            self.take(program)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether no more is taken than there is."""
+        return self._own_tokens + self._shared_tokens <= self._device_tokens
+
+    @property
+    def overfull(self) -> bool:
+        """Whether places have to be taken away."""
+        return self._own_tokens + min(self._shared_tokens, self._most_shared) > self._device_tokens
+
+    def has_for(self, program: ProgramView) -> bool:
+        """Whether there is room for one more, and for all of them to grow."""
+        new_tokens = sum(tokens for role, tokens in program.fixed_tokens.items() if not self._users[role])
+        known_tokens = self._shared_tokens if new_tokens else min(self._shared_tokens, self._most_shared)
+        return self._own_tokens + program.live_tokens + known_tokens + new_tokens <= self._room_tokens
+
+    def take(self, program: ProgramView) -> None:
+        """A program is let in."""
+        self._own_tokens += program.live_tokens
+        for role, tokens in program.fixed_tokens.items():
+            self._shared_tokens += 0 if self._users[role] else tokens
+            self._users[role] += 1
+
+    def give_back(self, program: ProgramView) -> None:
+        """A program has lost its place."""
+        self._own_tokens -= program.live_tokens
+        for role, tokens in program.fixed_tokens.items():
+            self._users[role] -= 1
+            self._shared_tokens -= 0 if self._users[role] else tokens
 
 
 def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> Iterator[ProgramView]:

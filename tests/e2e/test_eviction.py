@@ -201,6 +201,7 @@ def test_hundreds_of_workflows_leave_nothing_behind(server: Any) -> None:
     assert server.get("stats")["total"]["live_workflows"] == 0
 
 
+@pytest.mark.beside
 def test_without_a_host_tier_the_next_agent_survives(start: Callable[..., Any]) -> None:
     with start("--enable-kvflow", "--max-total-tokens", "2048") as server:
         survivors = {}
@@ -213,6 +214,7 @@ def test_without_a_host_tier_the_next_agent_survives(start: Callable[..., Any]) 
         assert survivors == {"lru": 0, "steps": FIXED_TOKENS}
 
 
+@pytest.mark.beside
 def test_what_a_retracted_request_computes_again_is_counted(start: Callable[..., Any]) -> None:
     env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"}
     with start("--enable-kvflow", "--max-total-tokens", "2048", env=env) as server, ThreadPoolExecutor(4) as pool:

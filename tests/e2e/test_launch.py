@@ -21,7 +21,7 @@ from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
 from tests.e2e.test_commands import there_and_back
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 
 HOST_TIER = ("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through")
 

@@ -228,6 +228,7 @@ def test_a_flush_is_refused_while_copies_are_in_flight_and_clean_afterwards(
     assert again == fresh
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("ranks", ["tensor_parallel", "data_parallel"])
 def test_two_ranks_serve_from_the_host_tier(model: Path, tmp_path: Path, ranks: str) -> None:
     times = 2 if ranks == "data_parallel" else 1  # one request a replica
@@ -249,6 +250,7 @@ def test_two_ranks_serve_from_the_host_tier(model: Path, tmp_path: Path, ranks: 
             assert [loaded] * times == fresh
 
 
+@pytest.mark.beside
 def test_the_older_sglang_serves_from_the_host_tier_too(model: Path, tmp_path: Path) -> None:
     old = os.environ.get("KVFLOW_TEST_OLD_SGLANG")
     if not old:
@@ -263,6 +265,7 @@ def test_the_older_sglang_serves_from_the_host_tier_too(model: Path, tmp_path: P
         assert loaded == fresh
 
 
+@pytest.mark.beside
 def test_a_server_that_cannot_start_says_why(model: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(ServerUnavailableError, match="--kv-cache-dtype fp8_e4m3"),

@@ -141,3 +141,30 @@ def test_with_many_programs_decisions_pause_unless_nothing_runs() -> None:
     table.programs.left(names[0], 10)
     later = table.ask("later", 20)
     assert table.allowed(later) == [later]
+
+
+def test_contexts_of_who_is_held_are_wanted_later_than_those_of_who_runs() -> None:
+    table = Table()
+    keys = [table.ask(name, 60_000) for name in "ab"]
+    assert table.allowed(*keys) == ["a"]
+    [runs], [held] = ((table.coordinator.claims.of(name) or {}).values() for name in "ab")
+    clock = table.coordinator.claims.clock
+    assert held.next_s(clock) > runs.next_s(clock) + 1.0
+    table.programs.started("a")
+    table.answer("a")
+    table.end("a")
+    assert table.allowed("b") == ["b"]
+    assert held.held_s == 0
+
+
+def test_a_fixed_prompt_counts_once_for_all_programs_of_a_type() -> None:
+    table = Table()
+    keys = [table.ask(name, 40_000) for name in "abc"]
+    assert table.allowed(*keys) == ["a", "b"]
+    table.coordinator.claims.role("t", "a").fixed_tokens = 30_000
+    for name in "abc":
+        claim = (table.coordinator.claims.of(name) or {})["a"]
+        claim.context_tokens, claim.tail_tokens = 40_000, 10_000
+    table.programs.started("a")
+    table.answer("a", due_s=1.0)
+    assert table.allowed("b", "c") == ["b", "c"]

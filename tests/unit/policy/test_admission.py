@@ -98,3 +98,39 @@ def test_a_tenant_that_asks_for_too_much_does_not_hold_up_the_others() -> None:
     large = program(90_000, waiting=True, tenant="b")
     small = program(30_000, waiting=True, tenant="c")
     assert admitted(at_work, large, small) == [True, False, True]
+
+
+def sharing(role: str, fixed_tokens: int, tokens: int = 5_000, **fields: object) -> ProgramView:
+    return program(tokens, fixed_tokens={role: fixed_tokens}, **fields)
+
+
+def test_a_fixed_prompt_counts_once_however_many_programs_share_it() -> None:
+    assert admitted(*(sharing("a", 60_000, waiting=True) for _ in range(5)))[:4] == [True] * 4
+
+
+def test_programs_that_bring_no_fixed_prompt_of_their_own_go_before_those_that_do() -> None:
+    running, other = sharing("a", 60_000, admitted=True, busy=True), sharing("b", 60_000, waiting=True)
+    assert admitted(running, other, sharing("a", 60_000, waiting=True)) == [True, False, True]
+
+
+def test_fixed_prompts_that_never_fit_hold_nobody_of_their_type_back() -> None:
+    assert admitted(*(sharing("a", 300_000, waiting=True) for _ in range(8))) == [True] * 8
+
+
+def test_there_must_be_room_to_grow_for_one_more_but_nobody_leaves_for_that() -> None:
+    running = [program(32_000, admitted=True, busy=True) for _ in range(2)]
+    late = [program(32_000, waiting=True) for _ in range(2)]
+    assert admitted(*running, *late) == [True, True, False, False]
+    settled = [program(32_000, waiting=True, admitted=True) for _ in range(3)]
+    assert admitted(*settled, late[1]) == [True, True, True, False]
+
+
+def test_others_pass_one_that_does_not_fit_until_it_is_overdue() -> None:
+    def line(held_s: float) -> list[bool]:
+        running = program(50_000, admitted=True, busy=True, served_s=10.0)
+        large = program(60_000, waiting=True, held_s=held_s, served_s=10.0)
+        small = program(20_000, waiting=True, served_s=10.0)
+        return admitted(running, large, small)
+
+    assert line(held_s=20.0) == [True, False, True]
+    assert line(held_s=60.0) == [True, False, False]
