@@ -125,7 +125,8 @@ class ProgramAdmission:
                 continue
             program.admitted = at_work = True
             room.take(program)
-        if _Room(programs, memory.device_tokens).holds_all or not self._pays(programs, memory, step_tokens, loads=loads):
+        holds_all = _Room(programs, memory.device_tokens).holds_all
+        if holds_all or not self._pays(programs, memory, step_tokens, loads=loads):
             for program in waiting:
                 program.admitted = True
 
