@@ -11,6 +11,7 @@ from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
 from kvflow.engine.coordinator import Coordinator, PromptClaim
 from kvflow.engine.digests import digests, unit_tokens
+from kvflow.engine.fetch import Fetch, Fetcher
 from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.journal import Journal
 from kvflow.engine.ports import Node
@@ -28,6 +29,8 @@ __all__ = [
     "Coordinator",
     "Counters",
     "DeviceView",
+    "Fetch",
+    "Fetcher",
     "FixedPromptBoundary",
     "Guard",
     "GuardSettings",

@@ -42,6 +42,10 @@ class Counters:
         prefetch_used_tokens: those that were there when a request came.
         prefetch_late_tokens: those that a request used, but came before.
         prefetch_wasted_tokens: those that left the device again unused.
+        fetches: contexts asked of storage before a request came.
+        fetched_tokens: tokens that came.
+        fetch_used_tokens: those that a request used.
+        fetch_wasted_tokens: those that left the host again unused.
         passed_over: times a request was passed over because its context was still being loaded.
     """
 
@@ -60,6 +64,10 @@ class Counters:
     prefetch_used_tokens: int = 0
     prefetch_late_tokens: int = 0
     prefetch_wasted_tokens: int = 0
+    fetches: int = 0
+    fetched_tokens: int = 0
+    fetch_used_tokens: int = 0
+    fetch_wasted_tokens: int = 0
     passed_over: int = 0
 
 

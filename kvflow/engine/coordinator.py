@@ -166,6 +166,24 @@ class Coordinator:
             held.stamp = held.role.stamp
             self._learn(held, path, fixed_tokens)
         held.placed = held.since_s is not None
+        self._enter(held, path, fixed_tokens)
+
+    def found(self, claim: Claim, lost: Node, path: Sequence[tuple[Node, int]]) -> None:
+        """What had left the cache is there again, under other nodes; what is not is forgotten.
+
+        Args:
+            claim: who will use it.
+            lost: where it ended before.
+            path: what there is of it now, as for :meth:`tag`.
+        """
+        for holder in (claim, claim.role):
+            if holder.tip is lost:
+                holder.tip = None
+        if path and not claim.retired:
+            self._enter(claim, path, claim.role.fixed_tokens)
+        self.claims.clock.version += 1
+
+    def _enter(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
         fixed_tokens = self._shared_tokens(held, path, fixed_tokens)
         held.role.fixed_tokens = fixed_tokens
         self._tag_tail(held, path, fixed_tokens)
@@ -260,7 +278,7 @@ class Coordinator:
 
     def split(self, upper: Node, lower: Node) -> None:
         """Hand the claims of a divided node to its new upper half."""
-        upper.load = lower.load
+        upper.load, upper.fetched = lower.load, lower.fetched
         if lower.owners is None:
             upper.owners = None
         else:

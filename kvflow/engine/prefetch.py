@@ -6,25 +6,21 @@ when it has ended, by what is predicted then.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvflow.engine.accounting import Counters
+from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
 from kvflow.engine.room import DeviceView, has_room
 from kvflow.policy.prefetch import PrefetchPace
 
-_LIKELY = 0.3
-"""Of the branches a workflow may take, those at least so likely are loaded: three at most."""
 _PAUSE_S = 0.1
 """How long nothing is tried after there was no room."""
 _MAX_ORDERS = 256
-_LOOKED_AT = 16
-"""Contexts looked at for one decision, the nearest uses first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +93,7 @@ class Prefetcher:
         state = (clock.version, self._begun)
         if state == self._decided or clock.now_s < self._resume_s or not self.pace.may_load:
             return None
-        loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, self._nearest()))
+        loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, nearest(self._coordinator)))
         load = next(filter(None, loads), None)
         if load is not None:
             needed_tokens = load.tokens - free_tokens
@@ -168,21 +164,6 @@ class Prefetcher:
             self.pace.wasted(len(node.key))
             self._counters().prefetch_wasted_tokens += len(node.key)
 
-    def _nearest(self) -> list[Claim]:
-        """Claims whose use is near, the likeliest and soonest first."""
-        clock = self._coordinator.claims.clock
-        near = [
-            claim
-            for claim in self._coordinator.claims.expected()
-            if claim.likelihood >= _LIKELY and not claim.held_s and self._target(claim) is not None
-        ]
-        return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))
-
-    @staticmethod
-    def _target(claim: Claim) -> Node | None:
-        """Where the context ends that the claim will use: its own, or the fixed prompt others of its role have left."""
-        return claim.tip if claim.tip is not None and claim.keeps_tail else claim.role.tip
-
     def _orders(self, now_s: float) -> list[Node]:
         """What is ordered and not there yet."""
         over = [node for node, until_s in self._ordered.items() if until_s <= now_s or not self._missing(node)]
@@ -193,7 +174,7 @@ class Prefetcher:
         return self._first_part(self._missing(node))
 
     def _load_of(self, claim: Claim) -> Load | None:
-        missing = self._missing(self._target(claim))
+        missing = self._missing(target(claim))
         whole = sum(len(node.key) for node in missing)
         next_s = claim.next_s(self._coordinator.claims.clock)
         if whole < self._least_tokens or not self.pace.near(next_s, claim.steps, whole):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import DeviceView, Load, Prefetcher
+from kvflow.engine import DeviceView, Load, Prefetcher, Tier
 from kvflow.patches.guard import Guard
+from kvflow.patches.storage import StorageFetch
 from kvflow.policy import PrefetchPace
 
 if TYPE_CHECKING:
@@ -74,12 +75,14 @@ class Prefetch:
             max_tokens=settings.max_tokens,
             least_tokens=max(_LEAST_TOKENS, cache.page_size),
         )
+        self._storage = StorageFetch(cache, settings)
         self._cache = cache
         self._load: Load | None = None
         self._guard = Guard("prefetch")
 
     def reap(self) -> None:
-        """Take note of a load that has arrived."""
+        """Take note of what has arrived."""
+        self._storage.reap()
         load = self._load
         if load is not None and load.anchor.id not in self._cache.ongoing_load_back:
             self._load = None
@@ -87,6 +90,7 @@ class Prefetch:
 
     def begin(self) -> None:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself."""
+        self._storage.begin()
         controller = self._cache.cache_controller
         if self._load is None and controller is not None and not (controller.load_queue or controller.ack_load_queue):
             self._guard.run(self._begin, default=None)
@@ -130,6 +134,19 @@ class Prefetch:
         """The cache has been reset."""
         self._load = None
         self.planner.flushed()
+        self._storage.forget()
+
+    def used(self, path: list[Any]) -> None:
+        """A request computes behind these nodes."""
+        self.planner.used(path)
+        self._storage.planner.used(path)
+
+    def left(self, node: Any, tier: Tier) -> None:
+        """A node leaves a tier."""
+        if tier is Tier.DEVICE:
+            self.planner.left(node)
+        else:
+            self._storage.planner.left(node)
 
     def _any_awaits(self, reqs: list[Any]) -> bool:
         return any(self._awaits(req) for req in reqs)

@@ -76,7 +76,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
         self.journal = Journal(self.coordinator.claims.clock, settings.telemetry.journal_entries)
         self._telling = Guard("journal")
-        self.on_left: Callable[[Any], None] = lambda node: None
+        self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         super().__init__(params, components)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
         self.own_order = order.own
@@ -84,6 +84,7 @@ class KvflowTreeCore(UnifiedTreeCore):
     def _new_node(self, priority: int = 0) -> Any:
         node: Any = super()._new_node(priority)
         node.owners = node.load = None
+        node.fetched = False
         return node
 
     def _has(self, node: Any) -> bool:
@@ -131,8 +132,7 @@ class KvflowTreeCore(UnifiedTreeCore):
     def _leaves(self, node: Any, tier: Tier, cls: EvictionClass, tokens: int) -> None:
         """Account for a node that leaves a tier."""
         self.accounting.evicted(tier, cls, tokens)
-        if tier is Tier.DEVICE:
-            self.on_left(node)
+        self.on_left(node, tier)
         self._telling.run(self.journal.evicted, node, tier, cls, tokens, default=None)
 
     def commit_load_back(self, node_id: int, device_indices: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.gate = Gate(self) if settings.admission.mode == "workflow" else None
         self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
         if self.prefetch is not None:
-            self.tree_core.on_left = self.prefetch.planner.left
+            self.tree_core.on_left = self.prefetch.left
         self.commands = CacheCommands(self, settings)
         self._tagging = Guard("claims")
         self._watching = Guard("guard")
@@ -308,7 +308,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             return
         req._kvflow_counted = req.retraction_count
         if self.prefetch is not None:
-            self.prefetch.planner.used(node for node, _ in self.path_of(req))
+            self.prefetch.used([node for node, _ in self.path_of(req)])
         if counted is not None:
             self.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +38,10 @@ class ServingCosts:
     def load_s(self, tokens: int) -> float:
         """Seconds to load tokens from host to device."""
         return tokens * self.load_token_s
+
+    def of_storage(self) -> ServingCosts:
+        """The same machine, with storage in the host's place."""
+        return replace(self, load_token_s=self.storage_token_s)
 
     def decode_s(self, steps: float, context_tokens: int) -> float:
         """Seconds of decode steps, all requests' contexts together."""

@@ -96,6 +96,10 @@ class PrefetchPace:
         self._wasted_tokens += tokens
         self._budget_tokens -= tokens
 
+    def settled(self, tokens: int) -> None:
+        """Part of what was to be loaded did not come: nothing was wasted."""
+        self._open_tokens -= tokens
+
     def _settle(self, tokens: int) -> None:
         self._open_tokens -= tokens
         if self._used_tokens + self._wasted_tokens > _SEEN_TOKENS:

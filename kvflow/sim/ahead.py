@@ -1,4 +1,4 @@
-"""Loads ahead of use in the simulated server: the second body of :class:`kvflow.engine.Prefetcher`."""
+"""Loads and fetches ahead of use in the simulated server: the second body of the engine's planners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import simpy
 from simpy.events import ProcessGenerator
 
 from kvflow.config import Prefetch as PrefetchSettings
-from kvflow.engine import Accounting, Coordinator, DeviceView, Load, Prefetcher
+from kvflow.engine import Accounting, Coordinator, DeviceView, Fetch, Fetcher, Load, Prefetcher, Tier
 from kvflow.policy import PrefetchPace
 from kvflow.sim.memory import Memory
 from kvflow.sim.node import Node
@@ -16,10 +16,12 @@ from kvflow.sim.request import Request
 
 _TICK_S = 0.25
 _SETTINGS = PrefetchSettings()
+_LEAST_FETCH_TOKENS = 256
+"""SGLang fetches no less from storage (``prefetch_threshold``)."""
 
 
 class Ahead:
-    """Begins loads ahead, one at a time and behind requests' own.
+    """Begins loads and fetches ahead, one of each at a time, loads behind requests' own.
 
     Args:
         refresh: brings predictions up to date.
@@ -45,9 +47,18 @@ class Ahead:
             max_tokens=_SETTINGS.max_tokens,
             least_tokens=memory.page_tokens,
         )
+        self._fetcher = Fetcher(
+            coordinator,
+            PrefetchPace(
+                coordinator.costs.of_storage(), _SETTINGS.link_share, memory.device_pages * memory.page_tokens
+            ),
+            lambda: accounting.counters,
+            least_tokens=_LEAST_FETCH_TOKENS,
+        )
         self._load: Load | None = None
+        self._fetch: Fetch | None = None
         self._until_s = 0.0
-        memory.on_left = self._planner.left
+        memory.on_left = self._left
         env.process(self._keep_time())
 
     def begin(self) -> None:
@@ -93,6 +104,7 @@ class Ahead:
         path = node.path()
         awaits = self._load is not None and any(one.load is self._load for one in path)
         self._planner.used(path)
+        self._fetcher.used(path)
         return self._until_s if awaits else 0.0
 
     def _end(self, load: Load) -> ProcessGenerator:
@@ -106,6 +118,26 @@ class Ahead:
         while True:
             yield self._env.timeout(_TICK_S)
             self.begin()
+            if self._memory.storage_pages and self._fetch is None:
+                self._refresh()
+                self._fetch = self._fetcher.next()
+                if self._fetch is not None:
+                    self._env.process(self._bring(self._fetch))
+
+    def _bring(self, fetch: Fetch) -> ProcessGenerator:
+        self._fetcher.begun(fetch)
+        last: Node = fetch.last
+        before = {node for node in last.path() if node.on_host}
+        yield from self._memory.fetch(last)
+        path = [(node, node.end * self._memory.page_tokens) for node in last.path() if node.on_host or node.on_device]
+        self._fetcher.ended(fetch, path, sum(len(node.key) for node, _ in path if node not in before and node.on_host))
+        self._fetch = None
+
+    def _left(self, node: Node, tier: Tier) -> None:
+        if tier is Tier.DEVICE:
+            self._planner.left(node)
+        elif tier is Tier.HOST:
+            self._fetcher.left(node)
 
     def _device(self) -> DeviceView:
         leaves = self._memory.tree.candidates()

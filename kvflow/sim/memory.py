@@ -24,7 +24,7 @@ class Memory:
 
     Attributes:
         link_free_s: when everything queued for the way to the device has arrived.
-        on_left: told of every node that leaves the device.
+        on_left: told of every node that leaves a tier.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Memory:
             share=(lambda: guard.share) if guard is not None else (lambda: 1.0),
             on_evicted=self._count_evicted,
         )
-        self.on_left: Callable[[Node], None] = lambda node: None
+        self.on_left: Callable[[Node, Tier], None] = lambda node, tier: None
         self.private_tokens = 0
         self.stored_tokens = 0
         self._env = env
@@ -183,8 +183,7 @@ class Memory:
         return pages <= self.host_pages - self.tree.host_pages
 
     def _count_evicted(self, node: Node, tier: str) -> None:
-        if tier == Tier.DEVICE:
-            self.on_left(node)
+        self.on_left(node, Tier(tier))
         self._accounting.evicted(Tier(tier), self._coordinator.class_of(node), len(node.key))
 
 

@@ -38,6 +38,7 @@ class Node:
         "children",
         "device_children",
         "end",
+        "fetched",
         "hit_count",
         "host_locks",
         "key",
@@ -62,6 +63,7 @@ class Node:
         self.hit_count = 0
         self.owners: Owners | None = None
         self.load: Load | None = None
+        self.fetched = False
 
     def path(self) -> list[Node]:
         """The node and all above it but the root, deepest first."""

@@ -1,0 +1,43 @@
+"""What is needed next: contexts whose use is predicted and near, for whoever loads or fetches ahead."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from kvflow.engine.claims import Claim
+from kvflow.engine.coordinator import Coordinator
+from kvflow.engine.ports import Node
+
+_LIKELY = 0.3
+"""Of the branches a workflow may take, those at least so likely are loaded: three at most."""
+_LOOKED_AT = 16
+"""Contexts looked at for one decision, the nearest uses first."""
+
+
+def target(claim: Claim) -> Node | None:
+    """Where the context ends that the claim will use: its own, or the fixed prompt others of its role have left."""
+    return claim.tip if claim.tip is not None and claim.keeps_tail else claim.role.tip
+
+
+def nearest(coordinator: Coordinator) -> list[Claim]:
+    """Claims with a context that will be used, the likeliest and soonest first; none of a program that is held.
+
+    Cost: O(claims).
+    """
+    clock = coordinator.claims.clock
+    near = [
+        claim
+        for claim in coordinator.claims.expected()
+        if claim.likelihood >= _LIKELY and not claim.held_s and target(claim) is not None
+    ]
+    return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))
+
+
+def missing(node: Node | None, gone: Callable[[Node], bool]) -> list[Node]:
+    """Nodes from one upwards as long as they are gone, deepest first. What is above is there, as trees are."""
+    found: list[Node] = []
+    while node is not None and node.parent is not None and gone(node):
+        found.append(node)
+        node = node.parent
+    return found
