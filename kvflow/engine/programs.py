@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.claims import Claim, ClaimTable, Role
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.journal import Journal
+from kvflow.engine.ports import Node
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 
 Key = TypeVar("Key", bound=Hashable)
@@ -22,6 +23,8 @@ _LOOK_S = 5.0
 _FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
 _STEP_WEIGHT = 0.02
 _MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
+_LEAST_SHARED_TOKENS = 256
+"""Fixed prompts shorter than this are computed side by side rather than waited for."""
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1
 
@@ -54,9 +57,18 @@ class Programs:
         claims: what is known of workflows and their contexts.
         admission: decides.
         journal: is told who is held back, and who is let in after that.
+        cached: whether a node is in the cache at all.
     """
 
-    def __init__(self, claims: ClaimTable, admission: ProgramAdmission, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        claims: ClaimTable,
+        admission: ProgramAdmission,
+        journal: Journal | None = None,
+        *,
+        cached: Callable[[Node], bool] = lambda node: True,
+    ) -> None:
+        self._cached = cached
         self._claims = claims
         self._admission = admission
         self._journal = journal
@@ -131,7 +143,37 @@ class Programs:
         """
         if waiting:
             self._settle(memory)
-        return [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
+        admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
+        return self._behind_pioneers(admitted)
+
+    def _behind_pioneers(self, admitted: Sequence[Key]) -> list[Key]:
+        """Leave out who shares a fixed prompt that is not cached, but that a request before it computes."""
+        if not admitted:
+            return []
+        pioneers = {self._new_prompt(one) for one in self._requests.values() if one.running and not self._placed(one)}
+        pioneers.discard(None)
+        allowed = []
+        for key in admitted:
+            one = self._requests.get(key)
+            role = self._new_prompt(one) if one is not None else None
+            if role is not None and role in pioneers:
+                continue
+            pioneers.add(role)
+            allowed.append(key)
+        return allowed
+
+    def _new_prompt(self, request: _Request) -> Role | None:
+        """The role whose fixed prompt a request brings, if nothing of that is in the cache."""
+        if (request.claim.fixed_tokens or 0) < _LEAST_SHARED_TOKENS:
+            return None
+        role = self._claims.role(request.claim.workflow_type, request.claim.agent)
+        known = role.tip is not None and self._cached(role.tip) and (role.tip.backuped or not role.tip.evicted)
+        return None if known else role
+
+    def _placed(self, request: _Request) -> bool:
+        """Whether its prompt, or the first part of it, has been computed."""
+        claim = (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
+        return claim is None or claim.placed
 
     def _settle(self, memory: AdmissionMemory) -> None:
         now_s = self._claims.clock.now_s

@@ -24,7 +24,9 @@ class Gate:
 
     def __init__(self, cache: KvflowRadixCache) -> None:
         coordinator = cache.coordinator
-        self.programs = Programs(coordinator.claims, ProgramAdmission(coordinator.costs), cache.journal)
+        self.programs = Programs(
+            coordinator.claims, ProgramAdmission(coordinator.costs), cache.journal, cached=coordinator.cached
+        )
         self._cache = cache
         self._queued: dict[str, int] = {}
         self._guard = Guard("admission")

@@ -36,4 +36,4 @@ def programs_of(admission: Admission, coordinator: Coordinator) -> Programs | Ev
     """Who decides under an admission order."""
     if admission == "fcfs":
         return Everyone()
-    return Programs(coordinator.claims, ProgramAdmission(coordinator.costs))
+    return Programs(coordinator.claims, ProgramAdmission(coordinator.costs), cached=coordinator.cached)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvflow.engine import Coordinator, Journal, Programs, PromptClaim
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
+from tests.unit.engine.test_claims import FakeNode
 
 MEMORY = AdmissionMemory(device_tokens=100_000)
 
@@ -168,3 +169,39 @@ def test_a_fixed_prompt_counts_once_for_all_programs_of_a_type() -> None:
     table.programs.started("a")
     table.answer("a", due_s=1.0)
     assert table.allowed("b", "c") == ["b", "c"]
+
+
+def sibling(table: Table, workflow: str, *, fixed_tokens: int | None = 5_000) -> str:
+    prediction = ClaimPrediction(agent="a", steps=0, since_s=0.0)
+    table.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=(prediction,)))
+    claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a", fixed_tokens=fixed_tokens)
+    table.programs.arrived(workflow, claim, 6_000)
+    return workflow
+
+
+def test_who_shares_a_prompt_that_another_request_computes_waits_until_it_is_there() -> None:
+    table = Table()
+    keys = [sibling(table, name) for name in "abc"]
+    assert table.allowed(*keys) == ["a"]
+    table.programs.started("a")
+    assert table.allowed("b", "c") == []
+    node = FakeNode(key=range(6_000))
+    claim = PromptClaim(workflow_id="a", workflow_type="t", agent="a")
+    table.coordinator.tag(claim, [(FakeNode(key=range(1_000), parent=node), 6_000), (node, 5_000)], 5_000)
+    assert table.allowed("b", "c") == ["b", "c"]
+
+
+def test_a_pioneer_that_gives_up_is_followed_by_the_next_one() -> None:
+    table = Table()
+    keys = [sibling(table, name) for name in "ab"]
+    table.allowed(*keys)
+    table.programs.started("a")
+    assert table.allowed("b") == []
+    table.programs.left("a", 0)
+    assert table.allowed("b") == ["b"]
+
+
+def test_nobody_waits_for_a_prompt_of_unknown_length() -> None:
+    table = Table()
+    keys = [sibling(table, name, fixed_tokens=None) for name in "abc"]
+    assert table.allowed(*keys) == ["a", "b", "c"]

@@ -55,6 +55,8 @@ def test_every_call_is_answered(kind: str, device: float, host: float) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(OPTIONS))
-def test_nothing_changes_where_all_fit(kind: str) -> None:
+def test_nobody_is_slower_where_all_fit(kind: str) -> None:
+    """Some are faster, because who shares a prompt waits for the one that computes it."""
     everyone, fitting = run(kind, "fcfs", device=2.5), run(kind, "workflow", device=2.5)
-    assert fitting.completion_s == everyone.completion_s
+    for program, seconds in fitting.completion_s.items():
+        assert seconds <= 1.01 * everyone.completion_s[program]
