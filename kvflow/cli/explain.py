@@ -39,6 +39,7 @@ def explain(
             console.print(f"replica {number}")
         if replica["entries"]:
             console.print(table_of(replica))
+            console.print(waits_of(replica))
         else:
             console.print("nothing was evicted, loaded or held back lately")
 
@@ -52,3 +53,12 @@ def table_of(replica: dict[str, Any]) -> Table:
         ago_s = replica["now_s"] - entry["at_s"]
         table.add_row(f"{ago_s:.2f}", entry["event"], f"{entry['tokens']:,}", escape(owners), escape(entry["reason"]))
     return table
+
+
+def waits_of(replica: dict[str, Any]) -> str:
+    """What its decisions have cost in time, in a line."""
+    seconds = {
+        event: sum(entry["seconds"] for entry in replica["entries"] if entry["event"] == event)
+        for event in ("stalled", "let in")
+    }
+    return f"waited {seconds['stalled']:.2f} s for loads and {seconds['let in']:.2f} s for a turn, as far as shown"

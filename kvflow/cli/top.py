@@ -105,6 +105,7 @@ def _traffic(total: dict[str, Any], before: dict[str, Any], passed_s: float) -> 
         "  used": ("prefetch_used_tokens",),
         "  late": ("prefetch_late_tokens",),
         "  wasted": ("prefetch_wasted_tokens",),
+        "fetched from storage ahead": ("fetched_tokens",),
         "stalled, s": ("stall_s",),
     }
     table = Table("since start", "", "a second", box=None)

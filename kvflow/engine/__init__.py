@@ -6,6 +6,7 @@ what a node must offer.
 """
 
 from kvflow.engine.accounting import Accounting, Counters, Tier
+from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
@@ -22,6 +23,7 @@ from kvflow.engine.room import DeviceView
 __all__ = [
     "Accounting",
     "Answer",
+    "BackupPlanner",
     "Capacity",
     "Claim",
     "ClaimTable",

@@ -46,6 +46,7 @@ class Counters:
         fetched_tokens: tokens that came.
         fetch_used_tokens: those that a request used.
         fetch_wasted_tokens: those that left the host again unused.
+        backups: contexts copied to the host because they face a long wait.
         passed_over: times a request was passed over because its context was still being loaded.
     """
 
@@ -68,6 +69,7 @@ class Counters:
     fetched_tokens: int = 0
     fetch_used_tokens: int = 0
     fetch_wasted_tokens: int = 0
+    backups: int = 0
     passed_over: int = 0
 
 

@@ -12,7 +12,7 @@ from kvflow.policy import UNKNOWN, EvictionClass
 
 _MOST_OWNERS = 4
 
-Event = Literal["evicted", "loaded", "loaded ahead", "held back", "let in"]
+Event = Literal["evicted", "loaded", "loaded ahead", "stalled", "held back", "let in"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class Entry:
         owners: (workflow, agent) it concerns, the first few of them.
         tokens: how much of a context it is about.
         reason: in words.
+        seconds: how long it was held back, or waited for loads.
     """
 
     at_s: float
@@ -31,6 +32,7 @@ class Entry:
     owners: tuple[tuple[str, str], ...]
     tokens: int
     reason: str
+    seconds: float = 0.0
 
 
 class Journal:
@@ -61,13 +63,17 @@ class Journal:
         """A context is loaded back before a request asks."""
         self._enter("loaded ahead", _owners(node), tokens, self._expectation(node))
 
+    def stalled(self, workflow_id: str, agent: str, seconds: float) -> None:
+        """The batch in which a request computed the first part of its prompt waited for loads."""
+        self._enter("stalled", ((workflow_id, agent),), 0, f"its batch waited {seconds:.3f} s for loads", seconds)
+
     def held(self, workflow_id: str, tokens: int, reason: str) -> None:
         """A program waits for its turn."""
         self._enter("held back", ((workflow_id, ""),), tokens, reason)
 
     def admitted(self, workflow_id: str, tokens: int, waited_s: float) -> None:
         """A program that waited runs."""
-        self._enter("let in", ((workflow_id, ""),), tokens, f"after {waited_s:.2f} s")
+        self._enter("let in", ((workflow_id, ""),), tokens, f"after {waited_s:.2f} s", waited_s)
 
     def read(self, workflow_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """The latest entries, the oldest of them first; of one workflow if it is named."""
@@ -85,8 +91,12 @@ class Journal:
             return "no further use is expected"
         return f"a use is expected in {standing.next_s:.2f} s with probability {standing.probability:.2f}"
 
-    def _enter(self, event: Event, owners: tuple[tuple[str, str], ...], tokens: int, reason: str) -> None:
-        self._entries.append(Entry(at_s=self._clock.now_s, event=event, owners=owners, tokens=tokens, reason=reason))
+    def _enter(
+        self, event: Event, owners: tuple[tuple[str, str], ...], tokens: int, reason: str, seconds: float = 0.0
+    ) -> None:
+        self._entries.append(
+            Entry(at_s=self._clock.now_s, event=event, owners=owners, tokens=tokens, reason=reason, seconds=seconds)
+        )
 
 
 def _owners(node: Node) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvflow.patches import stall
+
 if TYPE_CHECKING:
     from kvflow.patches.admission import Gate
     from kvflow.patches.prefetch import Prefetch
@@ -25,4 +27,7 @@ def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
     if prefetch is not None:
         prefetch.join(result[0])
         prefetch.begin()
+    batch = result[0]
+    if batch is not None and batch.hicache_consumer_index >= 0:
+        stall.begins(batch.reqs)
     return result

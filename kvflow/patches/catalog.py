@@ -284,6 +284,20 @@ SEAMS: tuple[Seam, ...] = (
         "Queues a load that no request asked for.",
     ),
     _override(
+        "cache.fetch",
+        f"{_CACHE}.prefetch_from_storage",
+        ("self", "request", "last_host_node_id", "new_input_tokens", "last_hash", "prefix_keys"),
+        Feature.PREFETCH,
+        "Fetches from storage what no request asked for.",
+    ),
+    _override(
+        "cache.backup",
+        f"{_CACHE}._execute_and_commit_kv_backup",
+        ("self", "action"),
+        Feature.PREFETCH,
+        "Copies a context that faces a long wait to the host.",
+    ),
+    _override(
         "cache.evict_leaf",
         f"{_CACHE}._evict_device_leaf",
         ("self", "node_id", "tracker"),

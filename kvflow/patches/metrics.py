@@ -42,6 +42,11 @@ class Exporter:
                 ("prefetch_used_tokens", "Of those, tokens that were there when a request came."),
                 ("prefetch_late_tokens", "Of those, tokens that a request had to wait for."),
                 ("prefetch_wasted_tokens", "Of those, tokens that left the device again unused."),
+                ("fetches", "Contexts asked of storage ahead of use."),
+                ("fetched_tokens", "Tokens that came from storage ahead of use."),
+                ("fetch_used_tokens", "Of those, tokens that a request used."),
+                ("fetch_wasted_tokens", "Of those, tokens that left the host again unused."),
+                ("backups", "Contexts copied to the host because they face a long wait."),
                 ("passed_over", "Times a request was passed over because its context was still being loaded."),
                 ("regret_lost_tokens", "Tokens computed that LRU would have had in the cache."),
                 ("regret_gained_tokens", "Tokens in the cache that LRU would have had to compute."),
@@ -94,6 +99,11 @@ def _flatten(counters: Counters) -> Iterator[tuple[str, str, str, float]]:
     yield "prefetch_used_tokens", "", "", counters.prefetch_used_tokens
     yield "prefetch_late_tokens", "", "", counters.prefetch_late_tokens
     yield "prefetch_wasted_tokens", "", "", counters.prefetch_wasted_tokens
+    yield "fetches", "", "", counters.fetches
+    yield "fetched_tokens", "", "", counters.fetched_tokens
+    yield "fetch_used_tokens", "", "", counters.fetch_used_tokens
+    yield "fetch_wasted_tokens", "", "", counters.fetch_wasted_tokens
+    yield "backups", "", "", counters.backups
     yield "passed_over", "", "", counters.passed_over
 
 

@@ -14,6 +14,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from kvflow.engine import DeviceView, Load, Prefetcher, Tier
+from kvflow.patches.backup import Backups
 from kvflow.patches.guard import Guard
 from kvflow.patches.storage import StorageFetch
 from kvflow.policy import PrefetchPace
@@ -76,6 +77,7 @@ class Prefetch:
             least_tokens=max(_LEAST_TOKENS, cache.page_size),
         )
         self._storage = StorageFetch(cache, settings)
+        self._backups = Backups(cache)
         self._cache = cache
         self._load: Load | None = None
         self._guard = Guard("prefetch")
@@ -91,6 +93,7 @@ class Prefetch:
     def begin(self) -> None:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself."""
         self._storage.begin()
+        self._backups.begin()
         controller = self._cache.cache_controller
         if self._load is None and controller is not None and not (controller.load_queue or controller.ack_load_queue):
             self._guard.run(self._begin, default=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,3 +41,15 @@ def total_s() -> float:
         before, after = _pending.popleft()
         _stall_s += before.elapsed_time(after) / 1000
     return _stall_s
+
+
+def begins(reqs: Iterable[Any]) -> None:
+    """The requests of a batch that waits for loads."""
+    for req in reqs:
+        req._kvflow_stall_base_s = total_s()
+
+
+def of(req: Any) -> float:
+    """Seconds a request's batch has waited since then; 0 if it waited for nothing, or was asked about before."""
+    base_s = req.__dict__.pop("_kvflow_stall_base_s", None)
+    return 0.0 if base_s is None else total_s() - base_s

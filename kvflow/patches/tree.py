@@ -307,6 +307,9 @@ class KvflowRadixCache(UnifiedRadixCache):
         if counted == req.retraction_count:
             return
         req._kvflow_counted = req.retraction_count
+        claim, stalled_s = claim_of(req), stall.of(req)
+        if claim is not None and stalled_s > 0:
+            self.journal.stalled(claim.workflow_id, claim.agent, stalled_s)
         if self.prefetch is not None:
             self.prefetch.used([node for node, _ in self.path_of(req)])
         if counted is not None:

@@ -80,6 +80,8 @@ def test_the_demo_runs_and_kvflow_computes_and_loads_less(tmp_path: Path) -> Non
         "demo",
         "--rounds",
         "1",
+        "--workflows",
+        "6",
         "--json",
         "--folder",
         str(tmp_path),

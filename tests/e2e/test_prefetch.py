@@ -86,6 +86,10 @@ def test_a_request_that_comes_while_its_context_is_loaded_waits_for_it_layer_by_
     stats = slow_link.get("stats")["total"]
     assert stats["prefetch_late_tokens"] >= FIXED_TOKENS
     assert stats["stall_s"] > 0.05
+    (replica,) = slow_link.get("explain", workflow_id="w")["replicas"]
+    stalled = [entry for entry in replica["entries"] if entry["event"] == "stalled"]
+    assert stalled[-1]["owners"] == [["w", "near"]]
+    assert 0.05 < stalled[-1]["seconds"] <= stats["stall_s"] + 0.05
     assert slow_link.get("status")["degraded"] == {}
 
 

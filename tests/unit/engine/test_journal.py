@@ -54,3 +54,10 @@ def test_one_that_keeps_nothing_costs_nothing() -> None:
     journal = Journal(coordinator.claims.clock, 0)
     journal.evicted(claimed(coordinator, "w"), "device", EvictionClass.TAIL, 64)
     assert journal.read() == []
+
+
+def test_waits_are_told_in_seconds() -> None:
+    journal = Journal(Coordinator("cost").claims.clock, 10)
+    journal.stalled("w", "a", 0.25)
+    journal.admitted("w", 100, 3.0)
+    assert [(entry["event"], entry["seconds"]) for entry in journal.read("w")] == [("stalled", 0.25), ("let in", 3.0)]

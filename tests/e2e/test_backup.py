@@ -1,0 +1,37 @@
+"""A context that faces a long tool call is copied to the host, where SGLang's own policy would not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvflow.hints import tool_action
+from tests.e2e.conftest import HOST_TIER
+from tests.e2e.test_eviction import text
+from tests.e2e.test_prefetch import until
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
+
+PROMPT = text("a context", 600)
+
+
+def test_what_waits_for_a_tool_is_not_lost_where_only_hot_contexts_are_copied(start: Callable[..., Any]) -> None:
+    flags = ("--enable-kvflow", "--max-total-tokens", "1280", *HOST_TIER[:-1], "write_through_selective")
+    call = {"workflow_id": "w", "agent": "worker", "tool": "shell", "call_id": "1"}
+    env = {"KVFLOW_PREFETCH__LINK_SHARE": "0", "KVFLOW_PIN__MAX_TTL_S": "1"}
+    with start(*flags, env=env) as server:
+        said = server.step("w", "worker", PROMPT)["text"]
+        server.events(tool_action(event="start", expected_s=60.0, **call))
+        until(server, "backups", 1)
+        time.sleep(1.5)  # the pin ends before the tool does
+        for number in range(4):
+            server.step(f"other {number}", "busy", text(f"other {number}"))
+        server.events(tool_action(event="end", **call))
+        back = server.step("w", "worker", PROMPT)
+        assert back["text"] == said
+        assert back["meta_info"]["cached_tokens_details"]["host"] >= 600 - 16
+        assert server.get("status")["degraded"] == {}
+        server.flush()
