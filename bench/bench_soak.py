@@ -1,11 +1,11 @@
 """Whether anything breaks: full pressure with hints that lie, on the real server, every answer compared.
 
 Workers run made-up multi-agent programs against SGLang with kvflow, a device tier for a fraction of them, a host tier
-not much larger and a slow link between the two. Requests are cancelled, clients die, facts are wrong, the eviction
-order changes. The same prompts come up again and again, cached differently each time; every answer is compared with
-the first to the same prompt, and at the end with those of a server without any cache. SGLang checks its own tree and
-pools whenever it is idle, and does not survive a leak; so the run ends with an idle server that must still answer,
-and whose cache can be flushed.
+not much larger, a slow link between the two, and storage behind them. Requests are cancelled, clients die, facts are
+wrong, commands come at random, the eviction order changes. The same prompts come up again and again, cached differently
+each time; every answer is compared with the first to the same prompt, and at the end with those of a server without any
+cache. SGLang checks its own tree and pools whenever it is idle, and does not survive a leak; so the run ends with an
+idle server that must still answer, and whose cache can be flushed.
 
 Two answers to one prompt may differ where two tokens are equally likely and rounding decides, because how much of a
 prompt is computed at once depends on what is cached; such ties are told from faults by the likelihoods.
@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 
 from kvflow.cli.circumstances import circumstances
-from kvflow.hints import envelope, step_action, tool_action
+from kvflow.hints import VERBS, command_action, envelope, step_action, tool_action
 from kvflow.patches.cpu.launch import launch_server
 from kvflow.patches.cpu.model import build_model
 
@@ -42,11 +42,12 @@ POLICIES = ("cost", "cost", "cost", "lru", "steps", "ttl", "saga")
 FLAGS = (
     "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS), "--chunked-prefill-size", "512",
     "--max-running-requests", "8", "--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO),
-    "--hicache-write-policy", "write_through",
+    "--hicache-write-policy", "write_through_selective", "--hicache-storage-backend", "file",
 )  # fmt: skip
 KVFLOW_FLAGS = ("--enable-kvflow", "--kvflow-admission", "workflow")
-CANCELLED, DYING, LYING, UNHINTED = 0.06, 0.02, 0.15, 0.1
-"""Shares: requests cancelled, clients that vanish after a call, facts that are wrong, requests without any."""
+CANCELLED, DYING, LYING, UNHINTED, COMMANDING = 0.06, 0.02, 0.15, 0.1, 0.1
+"""Shares: requests cancelled, clients that vanish after a call, facts that are wrong, requests without any, requests with
+a command on their prompt; as often commands follow an answer."""
 TIE_NATS = 1e-3
 """Rounding moves likelihoods of this float32 model by up to 1e-4."""
 VERIFIED = 300
@@ -122,6 +123,9 @@ class Worker:
                 return
             if rng.random() < 0.3:
                 await self._tool(workflow, agent)
+            if rng.random() < COMMANDING:
+                target = {"kind": "agent", "workflow_id": workflow, "agent": agent}
+                await self._tell([self._command(target)])
 
     def _hints(self, workflow: str, agent: str, fixed_tokens: int, last: bool) -> dict[str, Any] | None:
         rng = self._rng
@@ -133,17 +137,16 @@ class Worker:
             fixed_tokens = rng.randrange(1, 2000)
             last = rng.random() < 0.5
             workflow = rng.choice([workflow, f"{self._name}-1"])
-        return envelope(
-            [
-                step_action(
-                    workflow_id=workflow,
-                    workflow_type="soak",
-                    agent=agent,
-                    final=last,
-                    fixed_prompt_tokens=fixed_tokens,
-                )
-            ]
+        step = step_action(
+            workflow_id=workflow, workflow_type="soak", agent=agent, final=last, fixed_prompt_tokens=fixed_tokens
         )
+        own = [self._command({"kind": "prompt"})] if rng.random() < COMMANDING else []
+        return envelope([step, *own])
+
+    def _command(self, target: dict[str, Any]) -> dict[str, Any]:
+        rng = self._rng
+        self._seen.counts["commands"] += 1
+        return command_action(rng.choice(VERBS), target=target, ttl_s=rng.choice([0.2, 2.0, 60.0]))
 
     async def _ask(self, prompt: list[int], hints: dict[str, Any] | None) -> list[int] | None:
         """Ask; None if the request was cancelled."""
@@ -261,6 +264,7 @@ def server(folder: Path, name: str, *flags: str) -> Iterator[str]:
     environment = {
         "KVFLOW_CPU_LINK_BYTES_PER_S": str(LINK_BYTES_S),
         "KVFLOW_STRICT": "1",
+        "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder / "storage"),
         "KVFLOW_COSTS__PREFILL_TOKEN_S": "1e-3",  # slow enough for holding programs to pay
         "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
         "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
