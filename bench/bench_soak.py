@@ -46,7 +46,7 @@ FLAGS = (
 )  # fmt: skip
 KVFLOW_FLAGS = ("--enable-kvflow", "--kvflow-admission", "workflow")
 CANCELLED, DYING, LYING, UNHINTED, COMMANDING = 0.06, 0.02, 0.15, 0.1, 0.1
-"""Shares: requests cancelled, clients that vanish after a call, facts that are wrong, requests without any, requests with
+"""Shares: requests cancelled, clients that vanish after a call, wrong facts, requests without any, requests with
 a command on their prompt; as often commands follow an answer."""
 TIE_NATS = 1e-3
 """Rounding moves likelihoods of this float32 model by up to 1e-4."""
