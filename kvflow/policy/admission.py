@@ -84,8 +84,9 @@ class ProgramAdmission:
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
     now, others may go before it until it has waited twice as long as it has run. Of several tenants, the one whose
-    programs hold least goes first. When contexts outgrow the device the last in this order that runs no request gives
-    up its place, the youngest if they are equal. The device never idles while somebody waits.
+    programs hold least goes first. When contexts outgrow the device the largest one that no request computes with gives
+    up its place, the youngest's of equal ones, and one that has waited so long last: so few have to. The device never
+    idles while somebody waits.
 
     *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
     fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. A
@@ -115,7 +116,7 @@ class ProgramAdmission:
         typical_s = 1.0 + sum(program.served_s for program in programs) / max(1, len(programs))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
         room = _Room((program for program in programs if program.admitted), memory.device_tokens)
-        self._shrink(by_turn, room)
+        self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
         for program in _fairly(waiting, [program for program in programs if program.admitted]):
@@ -137,14 +138,16 @@ class ProgramAdmission:
         return idle_s <= _PATIENCE * self._restore_s(program.live_tokens, loads=loads)
 
     @staticmethod
-    def _shrink(by_turn: Sequence[ProgramView], room: _Room) -> None:
-        """Take places away, the last one's first, until the contexts of the others fit."""
-        for program in reversed(by_turn):
+    def _shrink(programs: Sequence[ProgramView], room: _Room, typical_s: float) -> None:
+        """Take places away, those of the largest contexts first, until the others fit."""
+        idle = [program for program in reversed(programs) if program.admitted and not program.busy]
+        for program in sorted(
+            idle, key=lambda program: (program.response_ratio(typical_s) > _OVERDUE, -program.live_tokens)
+        ):
             if not room.overfull:
                 return
-            if program.admitted and not program.busy:
-                program.admitted = False
-                room.give_back(program)
+            program.admitted = False
+            room.give_back(program)
 
     def _pays(
         self, programs: Sequence[ProgramView], memory: AdmissionMemory, step_tokens: float, *, loads: bool

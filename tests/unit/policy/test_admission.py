@@ -51,6 +51,13 @@ def test_the_youngest_gives_up_its_place_when_contexts_have_grown() -> None:
     assert admitted(*(program(waiting=True, admitted=True) for _ in range(3))) == [True, True, False]
 
 
+def test_the_largest_gives_up_its_place_unless_it_has_waited_long_for_it() -> None:
+    small, large = program(40_000, waiting=True, admitted=True), program(70_000, waiting=True, admitted=True)
+    assert admitted(small, large, small) == [True, False, True]
+    large = program(70_000, waiting=True, admitted=True, held_s=100.0)
+    assert admitted(program(40_000, waiting=True, admitted=True, served_s=1.0), large) == [False, True]
+
+
 def test_who_computes_keeps_its_place() -> None:
     old, young = program(70_000, admitted=True, waiting=True), program(70_000, admitted=True, busy=True)
     assert admitted(old, young) == [False, True]
