@@ -70,6 +70,10 @@ class Fetcher:
             self._decided = clock.version
         return fetch
 
+    def flushed(self) -> None:
+        """The cache has been flushed."""
+        self._pace.flushed()
+
     def begun(self, fetch: Fetch) -> None:
         """It is under way."""
         self._pace.loaded(fetch.tokens)

@@ -123,6 +123,7 @@ class Prefetcher:
     def flushed(self) -> None:
         """The cache has been flushed."""
         self._ordered.clear()
+        self.pace.flushed()
 
     def begun(self, load: Load) -> None:
         """A chosen load has begun."""

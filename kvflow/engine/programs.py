@@ -77,6 +77,7 @@ class Programs:
         self._margin = _FIRST_MARGIN
         self._step_tokens = 0.0
         self._hold_s = _FIRST_HOLD_S
+        self._put_off = False
         self._running = 0
         self._changed = True
         self._settled_s = 0.0
@@ -143,6 +144,8 @@ class Programs:
         """
         if waiting:
             self._settle(memory)
+        elif self._put_off:
+            self._put_off_uses(0.0)
         admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
         return self._behind_pioneers(admitted)
 
@@ -214,10 +217,14 @@ class Programs:
                 if self._journal is not None:
                     self._journal.admitted(name, view.live_tokens, held_s)
         somebody_waits = any(program.held_since_s is not None for program in self._programs.values())
+        self._put_off_uses(round(self._hold_s, 1) if somebody_waits else 0.0)
+
+    def _put_off_uses(self, seconds: float) -> None:
+        """Have the contexts of programs without a place wanted so much later; 0 takes that back."""
+        self._put_off = seconds > 0
         for program in self._programs.values():
-            off_s = round(self._hold_s, 1) if somebody_waits and not program.view.admitted else 0.0
             for workflow_id in program.workflows:
-                self._claims.hold(workflow_id, off_s)
+                self._claims.hold(workflow_id, 0.0 if program.view.admitted else seconds)
 
     def _run(self, request: _Request, *, running: bool) -> None:
         self._running += running - request.running

@@ -60,6 +60,7 @@ class StorageFetch:
     def forget(self) -> None:
         """The cache has been reset."""
         self._under_way = None
+        self.planner.flushed()
 
     def _begin(self) -> None:
         cache = self._cache

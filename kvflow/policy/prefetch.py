@@ -98,10 +98,14 @@ class PrefetchPace:
 
     def settled(self, tokens: int) -> None:
         """Part of what was to be loaded did not come: nothing was wasted."""
-        self._open_tokens -= tokens
+        self._open_tokens = max(0, self._open_tokens - tokens)
+
+    def flushed(self) -> None:
+        """The cache is empty: what was loaded will neither be used nor wasted."""
+        self._open_tokens = 0
 
     def _settle(self, tokens: int) -> None:
-        self._open_tokens -= tokens
+        self._open_tokens = max(0, self._open_tokens - tokens)
         if self._used_tokens + self._wasted_tokens > _SEEN_TOKENS:
             self._used_tokens /= 2
             self._wasted_tokens /= 2

@@ -107,3 +107,12 @@ def test_fetches_that_are_never_used_come_to_an_end() -> None:
             break
         shelf.fetcher.left(shelf.bring("a"))
     assert shelf.counters.fetch_wasted_tokens <= 2 * 16_000 / 16
+
+
+def test_after_a_flush_nothing_that_was_under_way_counts() -> None:
+    shelf = Shelf()
+    for number in range(100):
+        shelf.lose("a")
+        shelf.say(f"w{number}", a=0.1)
+        shelf.fetch()
+        shelf.fetcher.flushed()

@@ -158,6 +158,16 @@ def test_contexts_of_who_is_held_are_wanted_later_than_those_of_who_runs() -> No
     assert held.held_s == 0
 
 
+def test_when_nobody_waits_any_more_no_use_is_put_off() -> None:
+    table = Table()
+    table.allowed(*[table.ask(name, 60_000) for name in "ab"])
+    [held] = (table.coordinator.claims.of("b") or {}).values()
+    assert held.held_s > 0
+    table.programs.left("b", 0)
+    assert table.allowed() == []
+    assert held.held_s == 0
+
+
 def test_a_fixed_prompt_counts_once_for_all_programs_of_a_type() -> None:
     table = Table()
     keys = [table.ask(name, 40_000) for name in "abc"]
