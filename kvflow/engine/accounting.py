@@ -37,6 +37,8 @@ class Counters:
         load_back_tokens: tokens they moved.
         load_back_s: seconds the transfers took, where the platform can time them.
         stall_s: seconds the forward pass waited for them.
+        background_loads: loads of them while the request that needed them waited in the queue and others ran.
+        background_load_tokens: tokens these moved.
         prefetches: loads of them that began before a request asked.
         prefetched_tokens: tokens these moved.
         prefetch_used_tokens: those that were there when a request came.
@@ -60,6 +62,8 @@ class Counters:
     load_back_tokens: int = 0
     load_back_s: float = 0.0
     stall_s: float = 0.0
+    background_loads: int = 0
+    background_load_tokens: int = 0
     prefetches: int = 0
     prefetched_tokens: int = 0
     prefetch_used_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Prefetch: contexts loaded back from host to device before a request needs them, decided anew at every step.
+"""Loads from host to device in the background: ahead of use, or while the request that needs them waits in the queue.
 
 Nothing is queued, so nothing has to be cancelled: one load is under way at a time, and what comes after it is decided
 when it has ended, by what is predicted then.
@@ -30,12 +30,14 @@ class Load:
     Attributes:
         nodes: what is loaded, top down; the last one is the anchor of the load.
         tokens: their length.
+        asked: a request waits for it in the queue; else it is ahead of use.
         under_way: it has begun and not ended.
         late: a request has had to wait for it.
     """
 
     nodes: Sequence[Node]
     tokens: int
+    asked: bool = False
     under_way: bool = False
     late: bool = False
 
@@ -103,6 +105,30 @@ class Prefetcher:
         self._decided = state
         return None
 
+    def asked(self, node: Node, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
+        """The load of a context that a request waits for: without a budget; None if there is no room on the same terms.
+
+        Args:
+            node: where the context ends, as far as it is cached.
+            free_tokens: as for :meth:`next`.
+            view: as for :meth:`next`.
+
+        Cost: O(leaves) if something has to leave, which is tried ten times a second at most.
+        """
+        load = self._first_part(self._missing(node))
+        if load is None:
+            return None
+        load.asked = True
+        needed_tokens = load.tokens - free_tokens
+        clock = self._coordinator.claims.clock
+        if needed_tokens > 0:
+            if clock.now_s < self._resume_s:
+                return None
+            if not has_room(self._coordinator, load.nodes, needed_tokens, view()):
+                self._resume_s = clock.now_s + _PAUSE_S
+                return None
+        return load
+
     def order(self, nodes: Sequence[Node], until_s: float) -> bool:
         """Load contexts as soon as may be, by command; False if too many are ordered already.
 
@@ -131,8 +157,12 @@ class Prefetcher:
         load.under_way = True
         for node in load.nodes:
             node.load = load
-        self.pace.loaded(load.tokens)
         counters = self._counters()
+        if load.asked:
+            counters.background_loads += 1
+            counters.background_load_tokens += load.tokens
+            return
+        self.pace.loaded(load.tokens)
         counters.prefetches += 1
         counters.prefetched_tokens += load.tokens
 
@@ -151,6 +181,7 @@ class Prefetcher:
             load = node.load
             if load is not None:
                 node.load = None
+            if load is not None and not load.asked:
                 self.pace.used(len(node.key))
                 counters = self._counters()
                 if load.late or load.under_way:
@@ -160,8 +191,8 @@ class Prefetcher:
 
     def left(self, node: Node) -> None:
         """A node leaves the device."""
-        if node.load is not None:
-            node.load = None
+        load, node.load = node.load, None
+        if load is not None and not load.asked:
             self.pace.wasted(len(node.key))
             self._counters().prefetch_wasted_tokens += len(node.key)
 

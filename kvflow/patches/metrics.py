@@ -37,6 +37,8 @@ class Exporter:
                 ("load_back_tokens", "Tokens loaded from host to device."),
                 ("load_back_seconds", "Seconds host-to-device loads took."),
                 ("stall_seconds", "Seconds forward passes waited for loads."),
+                ("background_loads", "Loads while the request that needed them waited and others ran."),
+                ("background_load_tokens", "Tokens of these loads."),
                 ("prefetches", "Loads ahead of use."),
                 ("prefetched_tokens", "Tokens loaded ahead of use."),
                 ("prefetch_used_tokens", "Of those, tokens that were there when a request came."),
@@ -94,6 +96,8 @@ def _flatten(counters: Counters) -> Iterator[tuple[str, str, str, float]]:
     yield "load_back_tokens", "", "", counters.load_back_tokens
     yield "load_back_seconds", "", "", counters.load_back_s
     yield "stall_seconds", "", "", counters.stall_s
+    yield "background_loads", "", "", counters.background_loads
+    yield "background_load_tokens", "", "", counters.background_load_tokens
     yield "prefetches", "", "", counters.prefetches
     yield "prefetched_tokens", "", "", counters.prefetched_tokens
     yield "prefetch_used_tokens", "", "", counters.prefetch_used_tokens

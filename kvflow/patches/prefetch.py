@@ -1,4 +1,4 @@
-"""Prefetch in SGLang: background loads, and the requests that must not read what is still on its way.
+"""Loads in the background of SGLang, and the requests that must not read what is still on its way.
 
 SGLang publishes a node as being on the device when its load is queued. Its own loads are safe, because the batch that
 asked for one waits for it layer by layer. A load nobody asked for needs two more things: requests whose context is
@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from kvflow.engine import DeviceView, Load, Prefetcher, Tier
 from kvflow.patches.backup import Backups
+from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
 from kvflow.patches.storage import StorageFetch
 from kvflow.policy import PrefetchPace
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from kvflow.patches.tree import KvflowRadixCache
 
 _LEAST_TOKENS = 16
-_PATIENCE = 64
-"""Passes over the queue a request is passed over in, at most."""
+_PATIENCE = 512
+"""Passes over the queue a request is passed over in, at most; there is one a decode step."""
 
 
 def adder_class(result: type, self: Any) -> type:
@@ -80,6 +81,7 @@ class Prefetch:
         self._backups = Backups(cache)
         self._cache = cache
         self._load: Load | None = None
+        self._asking: Any = None
         self._guard = Guard("prefetch")
 
     def reap(self) -> None:
@@ -94,27 +96,30 @@ class Prefetch:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself."""
         self._storage.begin()
         self._backups.begin()
-        controller = self._cache.cache_controller
-        if self._load is None and controller is not None and not (controller.load_queue or controller.ack_load_queue):
+        if self._load is None and not self._link_is_taken():
             self._guard.run(self._begin, default=None)
+        self._asking = None
 
     def passes_over(self, req: Any, *, busy: bool) -> bool:
-        """Whether a request is to be left in the queue for this pass: the link is not free for what it needs.
+        """Whether a request is to be left in the queue for this pass: what it needs is on its way, or should be first.
 
-        A batch with such a request would wait for the link in its first layer, and everything else with it. With
-        nothing else to do it waits there as well as in the queue, and computes each layer as soon as it is complete.
+        A batch with a request that needs a load waits for the link in its first layer, and everything else with it. So
+        while there is other work, its context is loaded in the background. With nothing else to do it waits in a batch
+        as well as in the queue, and computes each layer as soon as it is complete.
 
         Args:
             req: a request whose prefix has just been matched.
             busy: there is other work for the device meanwhile.
         """
         load = self._load
-        if load is None or not load.under_way:
-            return False
-        awaits = self._guard.run(self._awaits, req, default=False)
-        load.late |= awaits
+        if load is not None and load.under_way:
+            awaits = self._guard.run(self._awaits, req, default=False)
+            load.late |= awaits
+            waits = awaits or req.needs_host_load_back()
+        else:
+            waits = busy and self._guard.run(self._asks, req, default=False)
         passes = getattr(req, "_kvflow_passes", 0)
-        if not (awaits or req.needs_host_load_back()) or not busy or passes >= _PATIENCE:
+        if not waits or not busy or passes >= _PATIENCE:
             return False
         req._kvflow_passes = passes + 1
         self._cache.accounting.counters.passed_over += 1
@@ -165,10 +170,35 @@ class Prefetch:
             node = node.parent
         return False
 
+    def _asks(self, req: Any) -> bool:
+        """Whether a load is to begin after this pass that a request waits for: its own, once, or one's before it."""
+        if not req.needs_host_load_back() or claim_of(req) is None or self._link_is_taken():
+            return False
+        if hasattr(req, "_kvflow_asked"):
+            return False
+        if self._asking is None:
+            self._asking = req
+        return True
+
+    def _link_is_taken(self) -> bool:
+        controller: Any = self._cache.cache_controller
+        return controller is None or bool(controller.load_queue or controller.ack_load_queue)
+
+    def _choose(self) -> Load | None:
+        cache, req = self._cache, self._asking
+        self._asking = None
+        free_tokens = cache._component_available_size(ComponentType.FULL)
+        if req is not None:
+            req._kvflow_asked = True
+            node: Any = cache.tree_core.node_by_id(req.best_match_node)
+            chosen = self.planner.asked(node, free_tokens, self._device)
+            if chosen is not None:
+                return chosen
+        return self.planner.next(free_tokens, self._device)
+
     def _begin(self) -> None:
         cache = self._cache
-        free_tokens = cache._component_available_size(ComponentType.FULL)
-        chosen = self.planner.next(free_tokens, self._device)
+        chosen = self._choose()
         if chosen is None:
             return
         if not cache.load_back(chosen.anchor.id):
@@ -176,7 +206,8 @@ class Prefetch:
             return
         self._load = chosen
         self.planner.begun(chosen)
-        cache.journal.ahead(chosen.anchor, chosen.tokens)
+        if not chosen.asked:
+            cache.journal.ahead(chosen.anchor, chosen.tokens)
         cache.ready_to_load_host_cache()
 
     def _device(self) -> DeviceView:

@@ -63,23 +63,26 @@ class Ahead:
 
     def begin(self) -> None:
         """Begin the next load, if there is one and the link is free."""
-        memory, tree = self._memory, self._memory.tree
+        memory = self._memory
         if self._load is not None or memory.link_free_s > self._env.now:
             return
         self._refresh()
         load = self._planner.next(memory.free_pages * memory.page_tokens, self._device)
-        if load is None:
-            return
+        if load is not None and not self._start(load):
+            self._planner.refused()
+
+    def _start(self, load: Load) -> bool:
+        memory, tree = self._memory, self._memory.tree
         anchor: Node = load.anchor
         tree.lock(anchor)
         if not memory.make_room(load.tokens // memory.page_tokens):
             tree.unlock(anchor)
-            self._planner.refused()
-            return
+            return False
         self._load = load
         self._planner.begun(load)
         self._until_s = memory.load_back(anchor, load.nodes[0].parent)
         self._env.process(self._end(load))
+        return True
 
     def passes_over(self, request: Request, pages: int, *, busy: bool) -> bool:
         """Whether a request is left in the queue for now: what it needs is on its way, or would queue behind that.
@@ -88,16 +91,32 @@ class Ahead:
             pages: what of its prompt may be found in the cache.
             busy: there is other work meanwhile.
         """
-        load = self._load
-        if load is None:
+        if self._load is None and not busy:
             return False
         node = self._memory.tree.match(request.whole, request.near, pages)
-        awaits = any(one.load is load for one in node.path())
-        load.late |= awaits
-        if not busy or not (awaits or not node.on_device):
+        while not node.on_device and not node.on_host:
+            assert node.parent is not None
+            node = node.parent
+        load = self._load
+        if load is None:
+            waits = not node.on_device and self._bring(request, node)
+        else:
+            awaits = any(one.load is load for one in node.path())
+            load.late |= awaits
+            waits = awaits or not node.on_device
+        if not busy or not waits:
             return False
         self._accounting.counters.passed_over += 1
         return True
+
+    def _bring(self, request: Request, node: Node) -> bool:
+        """Load what a request waits for in the background, once; tells whether that has begun."""
+        memory = self._memory
+        if request.asked or memory.link_free_s > self._env.now:
+            return False
+        request.asked = True
+        load = self._planner.asked(node, memory.free_pages * memory.page_tokens, self._device)
+        return load is not None and self._start(load)
 
     def ready_s(self, node: Node) -> float:
         """A request starts behind a node: when all above it has arrived."""
@@ -122,9 +141,9 @@ class Ahead:
                 self._refresh()
                 self._fetch = self._fetcher.next()
                 if self._fetch is not None:
-                    self._env.process(self._bring(self._fetch))
+                    self._env.process(self._run_fetch(self._fetch))
 
-    def _bring(self, fetch: Fetch) -> ProcessGenerator:
+    def _run_fetch(self, fetch: Fetch) -> ProcessGenerator:
         self._fetcher.begun(fetch)
         last: Node = fetch.last
         before = {node for node in last.path() if node.on_host}

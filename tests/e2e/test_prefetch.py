@@ -126,3 +126,21 @@ def test_a_workflow_that_goes_another_way_loses_nothing_but_the_load(slow_link: 
     assert step(slow_link, "v", "far")["text"] == answers["far"]
     assert slow_link.get("status")["degraded"] == {}
     slow_link.flush()
+
+
+def test_others_go_on_while_the_context_of_a_request_is_loaded(slow_link: Server) -> None:
+    for _ in range(TRIES):
+        answers = on_host_only(slow_link)
+        with ThreadPoolExecutor(2) as pool:
+            other = pool.submit(slow_link.generate, text("other", 64), tokens=128)
+            time.sleep(0.2)
+            far = pool.submit(step, slow_link, "v", "far")
+            assert far.result()["text"] == answers["far"]
+            assert other.result()["meta_info"]["completion_tokens"] == 128
+        stats = slow_link.get("stats")["total"]
+        if stats["background_loads"]:
+            break
+    assert stats["background_load_tokens"] >= FIXED_TOKENS
+    assert stats["stall_s"] < LOAD_S / 2
+    slow_link.flush()
+    assert slow_link.get("status")["degraded"] == {}

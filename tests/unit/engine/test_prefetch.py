@@ -250,3 +250,22 @@ def test_without_news_nothing_is_looked_at_again(table: Table) -> None:
     assert table.next() is None
     table.time(10.1)
     assert table.next() is not None
+
+
+def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() -> None:
+    table = Table()
+    table.evict("a", "b")
+    table.say("w", a=0.1)
+    table.free_tokens = 150
+    load = table.prefetcher.asked(table.fixed["b"], table.free_tokens, table.device)
+    assert load is not None
+    assert load.asked
+    table.prefetcher.begun(load)
+    assert (table.counters.background_loads, table.counters.background_load_tokens) == (1, 100)
+    assert table.counters.prefetches == 0
+    table.prefetcher.ended(load)
+    table.prefetcher.used([table.fixed["b"]])
+    table.prefetcher.left(table.fixed["b"])
+    assert table.counters.prefetch_used_tokens == table.counters.prefetch_wasted_tokens == 0
+    table.say("v", a=0.05, c=0.05, d=0.05, e=0.05, f=0.05)
+    assert table.prefetcher.asked(table.fixed["b"], 50, table.device) is None, "all else is needed sooner"
