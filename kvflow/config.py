@@ -70,7 +70,8 @@ class Prefetch(_Section):
     """Loading contexts back from host to device before they are asked for."""
 
     enabled: bool = True
-    """Do it, where the server has a host tier (``--enable-hierarchical-cache``)."""
+    """Do it, where the server has a host tier (``--enable-hierarchical-cache``); so for fetches from storage, loads of
+    waiting requests in the background, and copies before a long wait."""
     link_share: float = Field(default=0.8, ge=0, le=1)
     """Share of the link's time it may take, at most."""
     max_tokens: int = Field(default=8192, ge=1)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
 
-_LIKELY = 0.3
+LIKELY = 0.3
 """Of the branches a workflow may take, those at least so likely are loaded: three at most."""
 _LOOKED_AT = 16
 """Contexts looked at for one decision, the nearest uses first."""
@@ -29,15 +28,6 @@ def nearest(coordinator: Coordinator) -> list[Claim]:
     near = [
         claim
         for claim in coordinator.claims.expected()
-        if claim.likelihood >= _LIKELY and not claim.held_s and target(claim) is not None
+        if claim.likelihood >= LIKELY and not claim.held_s and target(claim) is not None
     ]
     return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))
-
-
-def missing(node: Node | None, gone: Callable[[Node], bool]) -> list[Node]:
-    """Nodes from one upwards as long as they are gone, deepest first. What is above is there, as trees are."""
-    found: list[Node] = []
-    while node is not None and node.parent is not None and gone(node):
-        found.append(node)
-        node = node.parent
-    return found

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvflow.engine.ahead import LIKELY
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
-
-_LIKELY = 0.3
 
 
 class BackupPlanner:
@@ -55,7 +54,7 @@ class BackupPlanner:
         self._decided = self._coordinator.claims.clock.version
 
     def _faces_a_long_wait(self, claim: Claim) -> bool:
-        if claim.since_s is not None or claim.likelihood < _LIKELY or not claim.keeps_tail:
+        if claim.since_s is not None or claim.likelihood < LIKELY or not claim.keeps_tail:
             return False
         next_s = claim.next_s(self._coordinator.claims.clock)
         return next_s >= self._coordinator.costs.load_s(self._device_tokens)

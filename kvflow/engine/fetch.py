@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvflow.engine.accounting import Counters
-from kvflow.engine.ahead import missing, nearest, target
+from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
@@ -92,7 +92,7 @@ class Fetcher:
             found_tokens: length of what has come.
         """
         found_tokens = min(found_tokens, fetch.tokens)
-        self._pace.settled(fetch.tokens - found_tokens)
+        self._pace.missed(fetch.tokens - found_tokens)
         self._counters().fetched_tokens += found_tokens
         for node, _ in path:
             if found_tokens <= 0:
@@ -117,12 +117,19 @@ class Fetcher:
             self._counters().fetch_wasted_tokens += len(node.key)
 
     def _fetch_of(self, claim: Claim) -> Fetch | None:
-        nodes = missing(target(claim), self._gone)[::-1]
+        nodes = self._lost(target(claim))
         tokens = sum(len(node.key) for node in nodes)
         next_s = claim.next_s(self._coordinator.claims.clock)
         if tokens < self._least_tokens or not self._pace.near(next_s, claim.steps, tokens):
             return None
         return Fetch(claim, nodes, tokens)
 
-    def _gone(self, node: Node) -> bool:
-        return not self._coordinator.cached(node) or (node.evicted and not node.backuped)
+    def _lost(self, node: Node | None) -> list[Node]:
+        """What of a context neither device nor host has, top down. All above is there: leaves go first."""
+        lost: list[Node] = []
+        while node is not None and node.parent is not None:
+            if self._coordinator.cached(node) and (node.backuped or not node.evicted):
+                break
+            lost.append(node)
+            node = node.parent
+        return lost[::-1]

@@ -96,7 +96,7 @@ class PrefetchPace:
         self._wasted_tokens += tokens
         self._budget_tokens -= tokens
 
-    def settled(self, tokens: int) -> None:
+    def missed(self, tokens: int) -> None:
         """Part of what was to be loaded did not come: nothing was wasted."""
         self._open_tokens = max(0, self._open_tokens - tokens)
 

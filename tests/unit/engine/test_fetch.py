@@ -111,7 +111,8 @@ def test_fetches_that_are_never_used_come_to_an_end() -> None:
 
 def test_after_a_flush_nothing_that_was_under_way_counts() -> None:
     shelf = Shelf()
-    for number in range(100):
+    for number in range(300):
+        shelf.time(11.0 + number)
         shelf.lose("a")
         shelf.say(f"w{number}", a=0.1)
         shelf.fetch()
