@@ -6,9 +6,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvflow.engine.claims import Claim, ClaimTable, Role
+from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.journal import Journal
+from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 
@@ -23,8 +24,6 @@ _LOOK_S = 5.0
 _FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
 _STEP_WEIGHT = 0.02
 _MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
-_LEAST_SHARED_TOKENS = 256
-"""Fixed prompts shorter than this are computed side by side rather than waited for."""
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1
 
@@ -68,7 +67,7 @@ class Programs:
         *,
         cached: Callable[[Node], bool] = lambda node: True,
     ) -> None:
-        self._cached = cached
+        self._pioneers = Pioneers(claims, cached)
         self._claims = claims
         self._admission = admission
         self._journal = journal
@@ -147,36 +146,9 @@ class Programs:
         elif self._put_off:
             self._put_off_uses(0.0)
         admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
-        return self._behind_pioneers(admitted)
-
-    def _behind_pioneers(self, admitted: Sequence[Key]) -> list[Key]:
-        """Leave out who shares a fixed prompt that is not cached, but that a request before it computes."""
-        if not admitted:
-            return []
-        pioneers = {self._new_prompt(one) for one in self._requests.values() if one.running and not self._placed(one)}
-        pioneers.discard(None)
-        allowed = []
-        for key in admitted:
-            one = self._requests.get(key)
-            role = self._new_prompt(one) if one is not None else None
-            if role is not None and role in pioneers:
-                continue
-            pioneers.add(role)
-            allowed.append(key)
-        return allowed
-
-    def _new_prompt(self, request: _Request) -> Role | None:
-        """The role whose fixed prompt a request brings, if nothing of that is in the cache."""
-        if (request.claim.fixed_tokens or 0) < _LEAST_SHARED_TOKENS:
-            return None
-        role = self._claims.role(request.claim.workflow_type, request.claim.agent)
-        known = role.tip is not None and self._cached(role.tip) and (role.tip.backuped or not role.tip.evicted)
-        return None if known else role
-
-    def _placed(self, request: _Request) -> bool:
-        """Whether its prompt, or the first part of it, has been computed."""
-        claim = (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
-        return claim is None or claim.placed
+        computing = (one.claim for one in self._requests.values() if one.running)
+        claims = {key: one.claim for key in admitted if (one := self._requests.get(key)) is not None}
+        return self._pioneers.behind(admitted, claims, computing) if admitted else []
 
     def _settle(self, memory: AdmissionMemory) -> None:
         now_s = self._claims.clock.now_s
