@@ -54,8 +54,9 @@ def play(backend: str, batch: list[list[int]]) -> float:
         if ours:
             units = digests(tokens, "None/None", unit)
             harness.cache.accounting.prompt(len(tokens), units, {"device": hit})
-            harness.cache.trust.started("r", units, {"device": hit, "host": 0, "storage": 0}, harness.cache.memory())
-            harness.cache.trust.ended("r", units, harness.cache.memory())
+            memory = harness.cache.watch.memory()
+            harness.cache.trust.started("r", units, {"device": hit, "host": 0, "storage": 0}, memory)
+            harness.cache.trust.ended("r", units, memory)
     return (time.perf_counter() - start_s) / len(batch) * 1e6
 
 

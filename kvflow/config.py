@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -87,6 +87,30 @@ class Commands(_Section):
     """How long a command holds that does not say."""
     max_ttl_s: float = Field(default=600.0, gt=0)
     """No command holds longer; what asks for more is clipped."""
+
+
+class Reuse(_Section):
+    """Cross-agent reuse of text that is not a prefix, for requests that ask for it."""
+
+    mode: Literal["off", "rotate", "rotate+repair", "kvcomm", "kvcomm+repair"] = "off"
+    """How KV from another context is corrected: keys moved to their new position; or that, and offsets learned from
+    similar texts (KVCOMM), while texts like no other are computed. ``+repair`` computes a part of each nevertheless."""
+    memory_gib: float = Field(default=4.0, gt=0)
+    """Host memory of each rank for texts and offsets; what was used least recently goes first."""
+    min_tokens: int = Field(default=64, ge=32)
+    """Shorter runs are computed."""
+    repair_tokens: int = Field(default=16, ge=0)
+    """Tokens at the start of each text that ``+repair`` computes (EPIC)."""
+    anchors: int = Field(default=20, ge=2)
+    """Examples kept of each slot of an agent's prompt (KVCOMM's V)."""
+    entropy: float = Field(default=0.3, ge=0, le=1)
+    """How undecided between examples a text may be to be served from them (KVCOMM's γ)."""
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _yaml_off(cls, value: Any) -> Any:
+        """YAML reads ``off`` as false."""
+        return "off" if value is False else value
 
 
 class Costs(_Section):
@@ -173,6 +197,7 @@ class Settings(BaseSettings):
     admission: Admission = Admission()
     prefetch: Prefetch = Prefetch()
     commands: Commands = Commands()
+    reuse: Reuse = Reuse()
     costs: Costs = Costs()
     intake: Intake = Intake()
     pin: Pin = Pin()

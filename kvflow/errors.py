@@ -10,6 +10,7 @@
     ├─ TraceError (ValueError)
     ├─ EngineError
     │  ├─ UnsupportedEngineError
+    │  ├─ ReuseUnsupportedError
     │  └─ SeamMissingError
     ├─ ServerUnavailableError (ConnectionError)
     └─ MissingExtraError (ImportError)
@@ -92,6 +93,13 @@ class UnsupportedEngineError(EngineError):
         self.found = found
         self.wanted = wanted
         super().__init__(f"found {found}, but kvflow needs {wanted}")
+
+
+class ReuseUnsupportedError(EngineError):
+    """This model, or the way it is served, is none that KV can be reused in."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"KV cannot be reused with {found}")
 
 
 class SeamMissingError(EngineError):

@@ -7,6 +7,7 @@ program, or holds it up for longer than the first question to a server takes: a 
     decorators   workflow, step, agent, tool      scopes, tool_call   what happens when one begins and ends
     context      who is running, in this task     wrapping            running a function inside a scope
     carriers     openai_sdk, httpx_client         hinting             the envelope for one request
+    segments     texts that several prompts quote
     facts        telling what happens             outbox              facts on their way
     server       one server, and what it knows    answer              a question to it
     recorder     writing down what happens, for ``kvflow trace record``
@@ -18,6 +19,7 @@ from kvflow.client.decorators import agent, step, tool, workflow
 from kvflow.client.hinting import extra_body
 from kvflow.client.httpx_client import httpx_hook
 from kvflow.client.outbox import configure, flush
+from kvflow.client.segments import segment
 
 __all__ = [
     "StepContext",
@@ -29,6 +31,7 @@ __all__ = [
     "flush",
     "httpx_hook",
     "instrument",
+    "segment",
     "step",
     "tool",
     "uninstrument",

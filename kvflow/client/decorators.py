@@ -33,6 +33,7 @@ def workflow(
     id: str | None = None,
     graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str] | None = None,
     tenant: str | None = None,
+    reuse: bool = False,
 ) -> Workflow:
     """Run a block, or every call of a function, as one workflow.
 
@@ -46,11 +47,13 @@ def workflow(
         graph: the agent step graph of this type: the graph, its document, or the path of a file with it. It is
             declared to a server once, before the first hint.
         tenant: who the run is for.
+        reuse: let the server serve whole messages that stood in other prompts of this kind with the KV they had there,
+            which is fast and not exact, if its ``reuse.mode`` is on. See also :func:`kvflow.segment`.
     """
     if not isinstance(type, str):
         raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")
     declaration = None if graph is None else _declaration(type, graph)
-    return Workflow(WorkflowOptions(type=type, id=id, graph=declaration, tenant=tenant))
+    return Workflow(WorkflowOptions(type=type, id=id, graph=declaration, tenant=tenant, reuse=reuse))
 
 
 def step(

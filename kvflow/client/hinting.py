@@ -10,6 +10,7 @@ from kvflow.client.context import active_step
 from kvflow.client.degraded import degraded
 from kvflow.client.outbox import outbox
 from kvflow.client.scopes import Step
+from kvflow.client.segments import reuse_action, wants_reuse
 from kvflow.client.server import Server
 from kvflow.hints import envelope
 from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
@@ -46,13 +47,16 @@ async def may_hint_async(step: Step, server: Server) -> bool:
     return speaks
 
 
-def hints_for(step: Step, server: Server | None, theirs: Any = None) -> dict[str, Any] | None:
+def hints_for(
+    step: Step, server: Server | None, theirs: Any = None, body: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """Build the envelope for a request.
 
     Args:
         step: who asks.
         server: where the request goes; what it has not been told yet of this workflow goes along. None if unknown.
         theirs: the ``kv_hints`` the request has already; its actions come first and are kept.
+        body: of the request, to look for texts in that can be reused.
 
     Returns:
         The envelope; None if the request should stay as it is, because it has this step's hints already or there
@@ -62,15 +66,18 @@ def hints_for(step: Step, server: Server | None, theirs: Any = None) -> dict[str
     actions: list[Any] = list(hints["actions"])
     if len(actions) >= MAX_ACTIONS or any(_is_of_step(action, step) for action in actions):
         return None
-    own = step.action()
-    room_bytes = MAX_ENVELOPE_BYTES - len(json.dumps({**hints, "actions": [*actions, own]}))
+    own = [step.action()]
+    reuse = reuse_action(step, body) if body is not None and wants_reuse(step) else None
+    if reuse is not None:
+        own.append(reuse)
+    room_bytes = MAX_ENVELOPE_BYTES - len(json.dumps({**hints, "actions": [*actions, *own]}))
     if room_bytes < 0:
         return None
-    most = min(MAX_RIDERS, MAX_ACTIONS - 1 - len(actions))
+    most = min(MAX_RIDERS, MAX_ACTIONS - len(own) - len(actions))
     riders: list[Any] = []
     if server:
         riders = outbox().take(server, most=most, room_bytes=room_bytes, workflow_id=step.workflow.id)
-    return {**hints, "actions": [*actions, *riders, own]}
+    return {**hints, "actions": [*actions, *riders, *own]}
 
 
 def extra_body(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -86,7 +93,7 @@ def extra_body(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     body = dict(extra or {})
     try:
         step = asking_step()
-        hints = hints_for(step, None, body.get(KEY)) if step else None
+        hints = hints_for(step, None, body.get(KEY), body) if step else None
         if hints:
             body[KEY] = hints
     except Exception:

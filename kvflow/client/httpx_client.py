@@ -3,7 +3,7 @@
 An httpx event hook adds them to requests whose body is a JSON object and whose path is that of an LLM endpoint. It runs
 when the request is complete, so a request with the new body is built, and takes the place of the old one inside the
 object that httpx is about to send. Hints are put at the end of the body; the rest of it stays as it is, byte by byte,
-and long prompts are not decoded.
+and long prompts are not decoded, unless texts in them can be reused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvflow.client.degraded import degraded
 from kvflow.client.hinting import KEY, asking_step, hints_for, may_hint, may_hint_async
 from kvflow.client.outbox import outbox
 from kvflow.client.scopes import Step
+from kvflow.client.segments import wants_reuse
 from kvflow.client.server import Server
 
 PATHS = ("/chat/completions", "/completions", "/generate")
@@ -162,13 +163,14 @@ def _attach(request: Any, step: Step, server: Server) -> None:
 def _with_hints(content: bytes, step: Step, server: Server) -> bytes | None:
     if not (content.startswith(b"{") and content.endswith(b"}")):
         return None
+    body = theirs = None
     if _KEY_BYTES in content:
         body = json.loads(content)
         theirs = body.pop(KEY, None)
         content = json.dumps(body).encode()
-    else:
-        theirs = None
-    hints = hints_for(step, server, theirs)
+    elif wants_reuse(step):
+        body = json.loads(content)
+    hints = hints_for(step, server, theirs, body)
     if hints is None:
         return None
     fields = content.removesuffix(b"}").rstrip()

@@ -114,7 +114,7 @@ def _asked(client: Any, options: Any) -> tuple[Step, Server] | None:
 
 def _attach(options: Any, step: Step, server: Server) -> None:
     extra = options.extra_json or {}
-    hints = hints_for(step, server, extra.get(KEY) or options.json_data.get(KEY))
+    hints = hints_for(step, server, extra.get(KEY) or options.json_data.get(KEY), options.json_data)
     if hints:
         options.extra_json = {**extra, KEY: hints}
 

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 MAIN = "main"
 """The agent of what runs in a workflow, but outside every agent."""
+_MAX_SEGMENTS = 256
 START, END = "START", "END"
 """The nodes of an agent step graph that are no agents (as in :mod:`kvflow.graph`, which is slow to import)."""
 
@@ -85,6 +86,7 @@ class WorkflowOptions:
     id: str | None = None
     graph: GraphDeclaration | None = None
     tenant: str | None = None
+    reuse: bool = False
 
 
 class Step(Scope[StepContext]):
@@ -169,9 +171,10 @@ class Workflow(Scope["Workflow"]):
         type: the kind of workflow.
         parent_id: the workflow this one runs in.
         ended: whether the run is over; what still goes on in it then is none of the servers' business.
+        segments: texts that its agents hand to each other, with their names, the latest last.
     """
 
-    __slots__ = ("_main", "ended", "id", "options", "parent_id", "type")
+    __slots__ = ("_main", "ended", "id", "options", "parent_id", "segments", "type")
 
     def __init__(self, options: WorkflowOptions) -> None:
         super().__init__()
@@ -180,6 +183,7 @@ class Workflow(Scope["Workflow"]):
         self.id = options.id or uuid4().hex
         self.parent_id: str | None = None
         self.ended = False
+        self.segments: dict[str, str | None] = {}
         self._main = Step(StepOptions(agent=MAIN))
 
     def __call__(self, fn: F) -> F:
@@ -194,6 +198,13 @@ class Workflow(Scope["Workflow"]):
         if self.options.graph:
             announce(self.options.graph)
         return self._main
+
+    def declare(self, text: str, name: str | None) -> None:
+        """Note a text that stands in several prompts; the oldest are forgotten."""
+        self.segments.pop(text, None)
+        self.segments[text] = name
+        while len(self.segments) > _MAX_SEGMENTS:
+            del self.segments[next(iter(self.segments))]
 
     def finish(self) -> None:
         """End the run."""

@@ -15,6 +15,7 @@ from kvflow.engine.digests import digests, unit_tokens
 from kvflow.engine.fetch import Fetch, Fetcher
 from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.journal import Journal
+from kvflow.engine.locate import Located
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Load, Prefetcher
 from kvflow.engine.programs import Programs
@@ -39,6 +40,7 @@ __all__ = [
     "Journal",
     "KvCommand",
     "Load",
+    "Located",
     "Node",
     "Prefetcher",
     "Programs",

@@ -4,12 +4,13 @@ pydantic models at the edge of the HTTP process and of the client; nothing below
 nothing of graphs, policies or SGLang.
 """
 
-from kvflow.hints.build import command_action, envelope, step_action, tool_action
+from kvflow.hints.build import command_action, envelope, segments_action, step_action, tool_action
 from kvflow.hints.commands import VERBS, AgentTarget, Command, PromptTarget, Target, WorkflowTarget
 from kvflow.hints.models import (
     DecodedCommand,
     DecodedFact,
     DecodedHints,
+    DecodedSegments,
     Fact,
     Outcome,
     Status,
@@ -17,6 +18,7 @@ from kvflow.hints.models import (
     ToolFact,
     decode_envelope,
 )
+from kvflow.hints.segments import SegmentRange, Segments
 
 __all__ = [
     "VERBS",
@@ -25,9 +27,12 @@ __all__ = [
     "DecodedCommand",
     "DecodedFact",
     "DecodedHints",
+    "DecodedSegments",
     "Fact",
     "Outcome",
     "PromptTarget",
+    "SegmentRange",
+    "Segments",
     "Status",
     "StepFact",
     "Target",
@@ -36,6 +41,7 @@ __all__ = [
     "command_action",
     "decode_envelope",
     "envelope",
+    "segments_action",
     "step_action",
     "tool_action",
 ]

@@ -10,7 +10,8 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from kvflow.hints.commands import VERBS, Command
-from kvflow.hints.models import ACTION_VERSION, PROTOCOL_VERSION, Fact, StepFact, ToolFact
+from kvflow.hints.models import ACTION_VERSION, PROTOCOL_VERSION, SEGMENTS_TYPE, Fact, StepFact, ToolFact
+from kvflow.hints.segments import Segments
 
 _counter = itertools.count()
 
@@ -57,6 +58,15 @@ def tool_action(**fields: Any) -> dict[str, Any]:
         pydantic.ValidationError: a field is missing or out of range.
     """
     return action(ToolFact(**fields))
+
+
+def segments_action(**fields: Any) -> dict[str, Any]:
+    """Build a ``kvflow.segments`` action; fields as in :class:`~kvflow.hints.segments.Segments`.
+
+    Raises:
+        pydantic.ValidationError: a range has no or more than one form, or is empty.
+    """
+    return _action(SEGMENTS_TYPE, Segments(**fields))
 
 
 def envelope(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:

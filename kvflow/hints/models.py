@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvflow.errors import HintDecodeError
 from kvflow.hints.commands import VERBS, Command
 from kvflow.hints.fields import Identifier, Name, Strict
+from kvflow.hints.segments import Segments
 
 PROTOCOL_VERSION = "1.0"
 ACTION_VERSION = "1"
@@ -106,6 +107,8 @@ class ToolFact(Strict):
 
 Fact = StepFact | ToolFact
 
+SEGMENTS_TYPE = "kvflow.segments"
+
 FACT_MODELS: dict[str, type[StepFact] | type[ToolFact]] = {"kvflow.step": StepFact, "kvflow.tool": ToolFact}
 
 
@@ -128,17 +131,27 @@ class DecodedCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedSegments:
+    """What a request asks to have reused, together with the action it came in."""
+
+    action_id: str
+    segments: Segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedHints:
     """What an envelope holds for kvflow.
 
     Attributes:
         facts: understood facts, in the order sent.
         commands: understood commands, in the order sent.
+        segments: what is to be reused; the last action counts.
         outcomes: answers to the other actions: not ours, or a command in a shape that is not ours (``unsupported``).
     """
 
     facts: tuple[DecodedFact, ...]
     commands: tuple[DecodedCommand, ...]
+    segments: DecodedSegments | None
     outcomes: tuple[Outcome, ...]
 
 
@@ -162,6 +175,7 @@ def decode_envelope(value: object) -> DecodedHints:
         raise _decode_error(error) from None
     facts: list[DecodedFact] = []
     commands: list[DecodedCommand] = []
+    segments: DecodedSegments | None = None
     outcomes: list[Outcome] = []
     for index, action in enumerate(envelope.actions):
         reason = _unsupported_reason(action)
@@ -179,12 +193,16 @@ def decode_envelope(value: object) -> DecodedHints:
                 continue
             commands.append(DecodedCommand(action_id=action.action_id, verb=action.action_type, command=command))
             continue
+        model = Segments if action.action_type == SEGMENTS_TYPE else FACT_MODELS[action.action_type]
         try:
-            fact = FACT_MODELS[action.action_type].model_validate(action.payload)
+            payload = model.model_validate(action.payload)
         except ValidationError as error:
             raise _decode_error(error, prefix=f"actions.{index}.payload") from None
-        facts.append(DecodedFact(action_id=action.action_id, action_type=action.action_type, fact=fact))
-    return DecodedHints(facts=tuple(facts), commands=tuple(commands), outcomes=tuple(outcomes))
+        if isinstance(payload, Segments):
+            segments = DecodedSegments(action_id=action.action_id, segments=payload)
+        else:
+            facts.append(DecodedFact(action_id=action.action_id, action_type=action.action_type, fact=payload))
+    return DecodedHints(facts=tuple(facts), commands=tuple(commands), segments=segments, outcomes=tuple(outcomes))
 
 
 def _unsupported(action: Action, reason: str) -> Outcome:
@@ -192,7 +210,7 @@ def _unsupported(action: Action, reason: str) -> Outcome:
 
 
 def _unsupported_reason(action: Action) -> str:
-    if action.action_type not in FACT_MODELS and action.action_type not in VERBS:
+    if action.action_type not in (*FACT_MODELS, *VERBS, SEGMENTS_TYPE):
         return "unknown action type"
     if action.action_version.split(".")[0] != ACTION_VERSION:
         return f"action version {action.action_version} is not supported, send {ACTION_VERSION}"

@@ -73,5 +73,5 @@ class Gate:
         self._queued = left
 
     def _memory(self) -> AdmissionMemory:
-        memory = self._cache.memory()
+        memory = self._cache.watch.memory()
         return AdmissionMemory(device_tokens=memory.device_tokens, host_tokens=memory.host_tokens)

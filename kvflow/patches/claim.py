@@ -14,15 +14,30 @@ from kvflow.engine import KvCommand, PromptClaim
 
 ACTION_TYPE = "kvflow.claim"
 COMMAND_TYPE = "kvflow.prompt_command"
+REUSE_TYPE = "kvflow.reuse"
 
 
-def attach(envelope: dict[str, Any], claim: PromptClaim | None, commands: Sequence[KvCommand] = ()) -> dict[str, Any]:
-    """Copy an envelope with claim and commands on the prompt in place; foreign actions pass through untouched."""
-    own = (ACTION_TYPE, COMMAND_TYPE)
+def attach(
+    envelope: dict[str, Any],
+    claim: PromptClaim | None,
+    commands: Sequence[KvCommand] = (),
+    reuse: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Copy an envelope with what the schedulers need in place; foreign actions pass through untouched.
+
+    Args:
+        envelope: as it came from the client.
+        claim: whose prompt it is.
+        commands: on that prompt.
+        reuse: ``slots`` as (start, end, name) in tokens of the prompt, and ``mode``; None if not asked for.
+    """
+    own = (ACTION_TYPE, COMMAND_TYPE, REUSE_TYPE)
     actions = [action for action in envelope.get("actions", ()) if action["action_type"] not in own]
     if claim is not None:
         actions.append(_action(ACTION_TYPE, asdict(claim)))
     actions += [_action(COMMAND_TYPE, asdict(command)) for command in commands]
+    if reuse is not None:
+        actions.append(_action(REUSE_TYPE, reuse))
     return {**envelope, "actions": actions}
 
 
@@ -35,6 +50,13 @@ def commands_of(req: Any) -> list[KvCommand]:
     if req.kv_hints is None:
         return []
     return [KvCommand(**a.payload) for a in req.kv_hints.actions if a.action_type == COMMAND_TYPE]
+
+
+def reuse_of(req: Any) -> dict[str, Any] | None:
+    """What a scheduler's request asks to have reused."""
+    if req.kv_hints is None:
+        return None
+    return next((a.payload for a in req.kv_hints.actions if a.action_type == REUSE_TYPE), None)
 
 
 def claim_of(req: Any) -> PromptClaim | None:

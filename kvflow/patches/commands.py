@@ -40,7 +40,8 @@ class CacheCommands:
         if hasattr(req, "_kvflow_commanded"):
             return
         commands = commands_of(req)
-        tokens = len(req.origin_input_ids) // self._cache.page_size * self._cache.page_size
+        tokens = self._cache.publishable(req, len(req.origin_input_ids))
+        tokens -= tokens % self._cache.page_size
         path = self._cache.path_of(req) if commands and req.lock is not None else []
         if commands and (not path or path[0][1] < tokens):
             return
@@ -63,7 +64,7 @@ class CacheCommands:
         return asdict(answer)
 
     def _capacity(self) -> Capacity:
-        memory = self._cache.memory()
+        memory = self._cache.watch.memory()
         return Capacity(device_tokens=memory.device_tokens, host_tokens=memory.host_tokens, tenant_share=self._share)
 
     def _demote(self, node: Any) -> bool:

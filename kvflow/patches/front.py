@@ -17,9 +17,11 @@ from kvflow import config
 from kvflow.control import ControlPlane
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
-from kvflow.hints import DecodedFact, Outcome, Status, StepFact, decode_envelope
+from kvflow.hints import DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
+from kvflow.hints.models import SEGMENTS_TYPE
 from kvflow.patches import claim, commands_http
 from kvflow.patches.guard import note
+from kvflow.patches.locating import find_slots, texts_of
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.predict import WorkflowUpdate
 
@@ -87,8 +89,12 @@ class Front:
             front = tokenizer_manager._kvflow_front = cls(tokenizer_manager)
         return front
 
-    def admit(self, envelope: Any) -> Admission:
+    def admit(self, envelope: Any, text: str | None = None) -> Admission:
         """Take the facts of one request and send what they change ahead of it.
+
+        Args:
+            envelope: its hints.
+            text: its prompt, if it came as one text.
 
         Raises:
             HintDecodeError: the hints are malformed and ``intake.strict`` is set.
@@ -109,7 +115,9 @@ class Front:
         commands = None
         if decoded.commands:
             commands = asyncio.create_task(commands_http.execute(self, decoded.commands, with_request=True))
-        return Admission(envelope=claim.attach(envelope, step and self._claim(step), own), step=step, commands=commands)
+        reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
+        carried = claim.attach(envelope, step and self._claim(step), own, reuse)
+        return Admission(envelope=carried, step=step, commands=commands)
 
     def answered(self, admission: Admission) -> None:
         """A request has been answered, or given up; to be called once for each that was admitted."""
@@ -181,6 +189,21 @@ class Front:
             jobs = (self._keep_time(), self._listen())
             self._timers = [asyncio.get_running_loop().create_task(job) for job in jobs]
         return intake.outcomes
+
+    def _reuse(self, item: DecodedSegments, text: str | None) -> dict[str, Any] | None:
+        """What the schedulers are to reuse in a request's prompt."""
+        tokenizer = self._tokenizer_manager.tokenizer
+        status, reason, reuse = Status.ACCEPTED, "", None
+        if self.settings.reuse.mode == "off":
+            status, reason = Status.UNSUPPORTED, "reuse.mode is off"
+        elif item.segments.mode != "off":
+            prompt = text or ""
+            slots = find_slots(item.segments, lambda: tokenizer(prompt)["input_ids"], texts_of(tokenizer), text=prompt)
+            reuse = {"slots": slots, "mode": item.segments.mode}
+            if not slots:
+                status, reason = Status.MISSING, "none of its texts were found in the prompt"
+        self.plane.count([Outcome(action_id=item.action_id, action_type=SEGMENTS_TYPE, status=status, reason=reason)])
+        return reuse
 
     def _claim(self, step: StepFact) -> PromptClaim:
         """Whose prompt a request carries; its fixed part as the request says, or else as the graph does."""

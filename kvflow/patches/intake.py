@@ -13,9 +13,11 @@ from typing import Any
 from kvflow import config
 from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
-from kvflow.hints import decode_envelope
+from kvflow.hints import Segments, decode_envelope
+from kvflow.hints.models import SEGMENTS_TYPE
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
+from kvflow.patches.locating import find_slots, plain_messages, texts_of
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +92,9 @@ def _with_outcomes(answer: Any, admissions: list[Admission]) -> Any:
 def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
     hints = obj.kv_hints
     try:
+        text = obj.text if isinstance(obj.text, str) else None
         for hint in hints if isinstance(hints, list) else [hints]:
-            admissions.append(front.admit(hint))
+            admissions.append(front.admit(hint, text))
         envelopes = [admission.envelope for admission in admissions]
         obj.kv_hints = envelopes if isinstance(hints, list) else envelopes[0]
     except HintDecodeError:
@@ -113,7 +116,9 @@ def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
     hints = _carry(adapted, raw_request)
     if hints is not None:
         try:
-            adapted.kv_hints = _count_fixed_messages(hints, self.tokenizer_manager.tokenizer, request, adapted)
+            tokenizer = self.tokenizer_manager.tokenizer
+            hints = _count_fixed_messages(hints, tokenizer, request, adapted)
+            adapted.kv_hints = _find_texts(hints, tokenizer, request, adapted)
         except Exception:
             note("counting fixed messages")
     return result
@@ -160,6 +165,22 @@ def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, a
     return {**hints, "actions": [counted(action) for action in hints.get("actions", ())]}
 
 
+def _find_texts(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: Any) -> dict[str, Any]:
+    """Say in tokens of this prompt which of its texts may be reused (``kvflow.segments``)."""
+
+    def found(action: dict[str, Any]) -> dict[str, Any]:
+        if action["action_type"] != SEGMENTS_TYPE:
+            return action
+        asked = Segments.model_validate(action.get("payload", {}))
+        slots = find_slots(
+            asked, lambda: _prompt(tokenizer, adapted), texts_of(tokenizer), messages=plain_messages(request)
+        )
+        ranges = [{"start_tokens": start, "end_tokens": end, "name": name} for start, end, name in slots]
+        return {**action, "payload": {"ranges": ranges, "mode": asked.mode}}
+
+    return {**hints, "actions": [found(action) for action in hints.get("actions", ())]}
+
+
 def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int | None:
     """Tokens the first ``count`` messages have in common with the whole rendered prompt.
 
@@ -182,11 +203,14 @@ def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int
         rendered = _rendered[key] = tokenizer.encode(text, add_special_tokens=False)
         while len(_rendered) > _RENDERED_PREFIXES:
             _rendered.popitem(last=False)
-    prompt = adapted.input_ids
-    if prompt is None:
-        prompt = tokenizer.encode(adapted.text, add_special_tokens=False)
-    common = common_prefix(rendered, list(prompt))
+    common = common_prefix(rendered, _prompt(tokenizer, adapted))
     return common if rendered and common >= _MIN_SHARE * len(rendered) else None
+
+
+def _prompt(tokenizer: Any, adapted: Any) -> list[int]:
+    """The tokens of a rendered chat."""
+    prompt = adapted.input_ids
+    return tokenizer.encode(adapted.text, add_special_tokens=False) if prompt is None else list(prompt)
 
 
 def _plain(message: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang.utils import TypeBasedDispatcher
 
-from kvflow.patches import switch
+from kvflow.patches import splicer, switch
 from kvflow.patches.guard import degraded, note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.patches.orders import require_servable
@@ -26,6 +26,7 @@ def dispatch(result: None, self: Any) -> None:
             (KvflowQuery, lambda message: answer(self.tree_cache, message)),
         ]
     )
+    self.tree_cache.kvflow_reuse_problem = splicer.start(self)
 
 
 def take_updates(cache: Any, message: KvflowUpdates) -> None:
@@ -62,6 +63,7 @@ def _status(cache: Any) -> dict[str, Any]:
         "queue_s": cache.coordinator.claims.clock.queue_s if active else None,
         "cache": type(cache).__name__,
         "tree_core": type(getattr(cache, "tree_core", None)).__name__,
+        "reuse": getattr(cache, "kvflow_reuse_problem", "") or "on",
         "degraded": dict(degraded),
         "seams": [state.as_dict() for state in switch.books[Role.SCHEDULER].states()],
     }
@@ -74,6 +76,8 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     data["guard"] = cache.trust.as_dict()
     if cache.gate is not None:
         data["admission"] = {"programs": cache.gate.programs.under_way, "held": cache.gate.programs.held}
+    if cache.splicer is not None:
+        data["reuse"] = cache.splicer.stats()
     data["commands"] = dict(cache.commands.outcomes)
     data["queue_s"] = cache.coordinator.claims.clock.queue_s
     if reset:

@@ -53,6 +53,7 @@ class Feature(StrEnum):
     ACCOUNTING = "accounting"
     ADMISSION = "admission"
     PREFETCH = "prefetch"
+    REUSE = "reuse"
     CPU_ENGINE = "cpu_engine"
 
 

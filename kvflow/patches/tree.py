@@ -7,20 +7,17 @@ SGLang's configured strategy stays underneath and breaks ties, which makes an un
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
-from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
-from kvflow.engine import Accounting, Coordinator, Journal, Tier, digests, unit_tokens
-from kvflow.engine.guard import MemoryView
+from kvflow.engine import Accounting, Coordinator, Journal, Tier, unit_tokens
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
@@ -31,13 +28,12 @@ from kvflow.patches.orders import require_servable
 from kvflow.patches.prefetch import Prefetch
 from kvflow.patches.rank import ClaimOrder
 from kvflow.patches.seams import Feature, Role
+from kvflow.patches.splicer import Splicer
 from kvflow.patches.trust import Trust
+from kvflow.patches.watch import Watch
 from kvflow.policy import EvictionClass, ServingCosts
 
 logger = logging.getLogger(__name__)
-
-_WHOLE_PROMPT = 1 << 30
-"""Chunk size where prompts are not computed in chunks."""
 
 
 def register() -> None:
@@ -170,8 +166,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.journal = self.tree_core.journal
         self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
         self._stall_base_s = 0.0
-        self._in_use: Counter[int] = Counter()
-        self._chunk_tokens = max(params.chunked_prefill_size or 0, 0) or _WHOLE_PROMPT
+        self.watch = Watch(self, max(params.chunked_prefill_size or 0, 0))
+        self.splicer: Splicer | None = None
         settings = config.load()
         self.gate = Gate(self) if settings.admission.mode == "workflow" else None
         self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
@@ -179,7 +175,6 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.tree_core.on_left = self.prefetch.left
         self.commands = CacheCommands(self, settings)
         self._tagging = Guard("claims")
-        self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 
     def reset(self) -> None:
@@ -191,21 +186,28 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.commands.flushed()
             if self.prefetch is not None:
                 self.prefetch.forget()
+            if self.splicer is not None:
+                self.splicer.reuse.clear()
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
-        super().checkpoint(req, up_to=up_to, **kwargs)
+        if self.splicer is not None:
+            self.splicer.computed(req, up_to)
+        super().checkpoint(req, up_to=self.publishable(req, up_to), **kwargs)
         if not self.disable:
             self._tagging.run(self._tag, req, default=None)
             self._tagging.run(self.commands.prompt, req, default=None)
-            self._watching.run(self._watch, req, default=None)
-            self._counting.run(self._count, req, default=None)
+            self.watch.computed(req)
+
+    def publishable(self, req: Any, up_to: int) -> int:
+        """How many of a request's first tokens other requests may see."""
+        return self.splicer.publishable(req, up_to) if self.splicer is not None else up_to
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
         if self.gate is not None:
             self.gate.left(req)
         self._tagging.run(self._answered, req, default=None)
-        self._watching.run(self._leave, req, checkpointed, default=None)
+        self.watch.left(req, checkpointed)
 
     def claim_kv_row(self, req: Any) -> bool:
         claimed = super().claim_kv_row(req)
@@ -213,7 +215,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.gate.left(req)
         if claimed:  # a streaming session keeps what the request had, so that it is not released
             self._tagging.run(self._answered, req, default=None)
-            self._watching.run(self._leave, req, False, default=None)
+            self.watch.left(req, False)
         return claimed
 
     def load_back(self, node_id: int, mem_quota: int | None = None, req: Any = None) -> bool:
@@ -252,76 +254,6 @@ class KvflowRadixCache(UnifiedRadixCache):
         for ack in acks:
             if ack.timing_enabled:
                 self.accounting.counters.load_back_s += ack.start_event.elapsed_time(ack.finish_event) / 1000
-
-    def _watch(self, req: Any) -> None:
-        """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction."""
-        if getattr(req, "_kvflow_watched", None) == req.retraction_count:
-            return
-        req._kvflow_watched = req.retraction_count
-        rest_tokens = self._rest_tokens(len(req.origin_input_ids))
-        self.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest_tokens)
-
-    def _leave(self, req: Any, checkpointed: bool) -> None:
-        """A request gives its memory back: answered, aborted, or to start again later."""
-        prompt = getattr(req, "_kvflow_digests", None)
-        if prompt is None:  # nothing of it was ever computed
-            return
-        if req.__dict__.pop("_kvflow_in_use", False):
-            for unit in prompt:
-                self._in_use[unit] -= 1
-                if self._in_use[unit] <= 0:
-                    del self._in_use[unit]
-        whole: list[int] = []
-        rest_tokens = 0
-        if checkpointed:
-            tokens = req.full_untruncated_fill_ids[: req.owned_kv_len()]
-            whole = digests(tokens, _namespace(req), self.tree_core.unit_tokens, known=prompt)
-            self.accounting.cached(whole[len(prompt) :])
-            rest_tokens = self._rest_tokens(len(tokens))
-        self.trust.ended(req.rid, whole, self.memory(), rest_tokens)
-
-    def _rest_tokens(self, tokens: int) -> int:
-        """What of so many tokens lies behind the last full unit, in pages that can be cached."""
-        rest_tokens = tokens % self.tree_core.unit_tokens
-        return rest_tokens - rest_tokens % self.page_size
-
-    def _digests(self, req: Any) -> list[int]:
-        """Digests of a request's prompt, computed once."""
-        if not hasattr(req, "_kvflow_digests"):
-            req._kvflow_digests = digests(req.origin_input_ids, _namespace(req), self.tree_core.unit_tokens)
-        return req._kvflow_digests
-
-    def memory(self) -> MemoryView:
-        """What there is to cache in."""
-        device = self.token_to_kv_pool_allocator.size_full
-        in_tree = self.full_evictable_size() + self.full_protected_size()
-        private = device - self._component_available_size(ComponentType.FULL) - in_tree
-        host = self.cache_controller.mem_pool_host.size if self.cache_controller is not None else 0
-        return MemoryView(device, host, max(0, private), self._chunk_tokens)
-
-    def _count(self, req: Any) -> None:
-        """Count a request's hits once its first chunk has been computed, and again after every retraction."""
-        if req.finished():
-            self.publish()
-        counted = getattr(req, "_kvflow_counted", None)
-        if counted == req.retraction_count:
-            return
-        req._kvflow_counted = req.retraction_count
-        claim, stalled_s = claim_of(req), stall.of(req)
-        if claim is not None and stalled_s > 0:
-            self.journal.stalled(claim.workflow_id, claim.agent, stalled_s)
-        if self.prefetch is not None:
-            self.prefetch.used([node for node, _ in self.path_of(req)])
-        if counted is not None:
-            self.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
-            return
-        units, hits = self._digests(req), _hits(req)
-        missing = units[sum(hits.values()) // self.tree_core.unit_tokens :]
-        # what requests compute at the same time, none of them has lost
-        recomputed = self.accounting.known([unit for unit in missing if unit not in self._in_use], 0)
-        self.accounting.prompt(len(req.origin_input_ids), units, hits, recomputed)
-        req._kvflow_in_use = True
-        self._in_use.update(units)
 
     def _tag(self, req: Any) -> None:
         """Enter a request's claim on its path, split where its fixed prompt ends."""
@@ -373,19 +305,3 @@ def _may_prefetch(settings: config.Settings) -> bool:
     if book is None:
         return False
     return settings.prefetch.enabled and book.holds(Feature.PREFETCH) and book.holds(Feature.ADMISSION)
-
-
-def _namespace(req: Any) -> str:
-    return f"{req.extra_key}/{req.cache_salt}"
-
-
-def _hits(req: Any) -> dict[Tier, int]:
-    """Tokens of a request's prompt that were found, by tier; the storage's share of a second try is not known."""
-    if req.retraction_count:
-        loaded = min(req.materialized_host_hit_len(), req.num_matched_prefix_tokens)
-        return {Tier.DEVICE: req.num_matched_prefix_tokens - loaded, Tier.HOST: loaded, Tier.STORAGE: 0}
-    return {
-        Tier.DEVICE: req.cached_tokens_device,
-        Tier.HOST: req.cached_tokens_host,
-        Tier.STORAGE: req.cached_tokens_storage,
-    }

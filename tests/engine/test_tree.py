@@ -315,7 +315,7 @@ def test_the_guard_follows_the_order_in_use(make_tree: Callable[..., Any]) -> No
     assert trusted.as_dict()["guarded"]
     trust(tree, 0.25)
     tree.cache.coordinator.set_policy("lru")
-    trusted.started("r", [], {"device": 0, "host": 0, "storage": 0}, tree.cache.memory())
+    trusted.started("r", [], {"device": 0, "host": 0, "storage": 0}, tree.cache.watch.memory())
     assert not trusted.as_dict()["guarded"]
     assert trusted.share == 1.0
     tree.cache.coordinator.set_policy("cost")

@@ -1,0 +1,87 @@
+"""Texts that agents hand to each other: declared once, found in the requests that quote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvflow.client.context import active_step
+from kvflow.client.degraded import degraded
+from kvflow.client.scopes import Step
+from kvflow.hints import SegmentRange, segments_action
+
+_MIN_CHARACTERS = 64
+_MAX_RANGES = 64
+
+
+def segment(text: str, name: str | None = None) -> str:
+    """Declare a text that stands in prompts of several agents; returns it unchanged::
+
+        document = kvflow.segment(read(path), "document")
+        ask(f"Summarise this:\\n{document}")
+
+    Requests of this workflow that quote it, wherever they do, let a server with ``reuse.mode`` on serve it with KV from
+    another prompt, which is fast and not exact. Outside a workflow nothing is declared.
+
+    Args:
+        text: at least some hundred characters; shorter ones are computed faster than looked up.
+        name: what it is for: the server compares texts of one name with each other.
+
+    Raises:
+        ValueError: the name is longer than the wire allows.
+    """
+    if name is not None:
+        SegmentRange(name=name, message=0)
+    step = active_step()
+    if step is not None and len(text) >= _MIN_CHARACTERS:
+        step.workflow.declare(str(text), name)
+    return text
+
+
+def wants_reuse(step: Step) -> bool:
+    """Whether a step's workflow has something to be reused, so that it is worth looking into a request."""
+    return bool(step.workflow.segments) or step.workflow.options.reuse
+
+
+def reuse_action(step: Step, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Build the ``kvflow.segments`` action for a request; None if there is nothing to reuse in it.
+
+    Args:
+        step: who asks.
+        body: of the request: ``messages``, or a text in ``prompt`` or ``text``.
+    """
+    try:
+        ranges = _ranges(step.workflow.segments, body)
+        if not ranges and not step.workflow.options.reuse:
+            return None
+        return segments_action(ranges=ranges[:_MAX_RANGES], messages=step.workflow.options.reuse)
+    except Exception:
+        degraded("a request goes without what it could reuse")
+        return None
+
+
+def _ranges(segments: Mapping[str, str | None], body: Mapping[str, Any]) -> list[SegmentRange]:
+    ranges: list[SegmentRange] = []
+    for message, content in _texts(body):
+        for text, name in segments.items():
+            at = content.find(text)
+            if at >= 0:
+                ranges.append(SegmentRange(name=name, message=message, start=at, end=at + len(text)))
+    return ranges
+
+
+def _texts(body: Mapping[str, Any]) -> list[tuple[int | None, str]]:
+    """The texts of a request, as the server will see them."""
+    messages = body.get("messages")
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        return [(index, _content(message)) for index, message in enumerate(messages)]
+    prompt = body.get("prompt", body.get("text"))
+    return [(None, prompt)] if isinstance(prompt, str) else []
+
+
+def _content(message: Any) -> str:
+    content = message.get("content") if isinstance(message, Mapping) else getattr(message, "content", None)
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return " ".join(part["text"] for part in parts if isinstance(part, Mapping) and part.get("type") == "text")

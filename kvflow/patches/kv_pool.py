@@ -1,0 +1,134 @@
+"""Keys and values in SGLang's pool: reading and writing a request's own, and what they are rotated with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvflow.errors import ReuseUnsupportedError
+from kvflow.reuse import KV, Rotary, rotate
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TEST_POSITIONS = (3, 250, 17, 0, 96)
+_TOLERANCE = 8.0
+"""Roundings of the model's dtype by which our rotation may differ from the model's own."""
+
+
+class Pool:
+    """The KV pool of one rank.
+
+    Args:
+        runner: SGLang's ``ModelRunner``.
+
+    Raises:
+        ReuseUnsupportedError: its layout is not one whose slots can be written one by one.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        pool = runner.token_to_kv_pool
+        if type(pool) is not MHATokenToKVPool:
+            raise ReuseUnsupportedError(f"KV pools of type {type(pool).__name__} (MLA, sliding window, quantised, …)")
+        if pool.kv_cache_layout != "nhd":
+            raise ReuseUnsupportedError(f"KV layout {pool.kv_cache_layout}")
+        if pool.store_dtype not in _DTYPES or pool.dtype != pool.store_dtype:
+            raise ReuseUnsupportedError(f"KV of type {pool.dtype}")
+        assert pool.k_buffer is not None
+        assert pool.v_buffer is not None
+        self._keys: list[torch.Tensor] = list(pool.k_buffer)
+        self._values: list[torch.Tensor] = list(pool.v_buffer)
+        self._rows = runner.req_to_token_pool
+        self.device = self._keys[0].device
+
+    def read(self, row: int, start: int, end: int) -> KV:
+        """Copy the KV of a request's tokens [start, end)."""
+        slots = self._rows.req_to_token[row, start:end].long()
+        keys = torch.stack([layer[slots] for layer in self._keys])
+        values = torch.stack([layer[slots] for layer in self._values])
+        return KV(keys, values)
+
+    def write(self, row: int, start: int, kv: KV) -> None:
+        """Put KV into the slots of a request's tokens from ``start`` on, rounded to the pool's dtype."""
+        slots = self._rows.req_to_token[row, start : start + len(kv)]
+        if self.device.type == "cuda":
+            self._append(slots, kv)
+            return
+        slots = slots.long()
+        for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+            keys[slots] = kv.keys[layer].to(keys.dtype)
+            values[slots] = kv.values[layer].to(values.dtype)
+
+    def _append(self, slots: torch.Tensor, kv: KV) -> None:
+        """Write through FlashInfer's paged append; a page of SGLang's is so many consecutive pages of one token."""
+        from flashinfer.page import append_paged_kv_cache  # pyright: ignore[reportMissingImports]
+
+        tokens = len(kv)
+        positions = torch.arange(tokens, dtype=torch.int32, device=self.device)
+        zeros = torch.zeros(tokens, dtype=torch.int32, device=self.device)
+        bounds = torch.tensor([0, tokens], dtype=torch.int32, device=self.device)
+        last = torch.ones(1, dtype=torch.int32, device=self.device)
+        pages = slots.to(torch.int32)
+        for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+            append_paged_kv_cache(
+                kv.keys[layer].to(keys.dtype).contiguous(),
+                kv.values[layer].to(values.dtype).contiguous(),
+                zeros,
+                positions,
+                (keys.unsqueeze(1), values.unsqueeze(1)),
+                pages,
+                bounds,
+                last,
+                kv_layout="NHD",
+            )
+
+
+def rotary_of(runner: Any) -> Rotary:
+    """Find a model's rotary embedding, and test that turning its keys gives what the model would have computed.
+
+    Raises:
+        ReuseUnsupportedError: it has none, several, or one that we do not know how to turn.
+    """
+    modules = [
+        module
+        for name, module in runner.model.named_modules(remove_duplicate=False)
+        if name.rpartition(".")[2] == "rotary_emb"
+    ]
+    layers = runner.token_to_kv_pool.layer_num
+    if len(modules) != layers or len(set(map(id, modules))) != 1:
+        raise ReuseUnsupportedError(f"a model whose {layers} layers do not share one rotary embedding")
+    embedding = modules[0]
+    kind = type(embedding).__name__
+    if kind not in _KNOWN:
+        raise ReuseUnsupportedError(f"rotary embedding {kind}")
+    table = embedding.cos_sin_cache
+    rotary = Rotary(table, neox=bool(embedding.is_neox_style))
+    heads, size = 2, embedding.head_size
+    error = _turning_error(embedding, rotary, heads, size, runner.dtype)
+    if not error <= _TOLERANCE * torch.finfo(runner.dtype).eps:
+        raise ReuseUnsupportedError(f"rotary embedding {kind}: keys turned by us differ from the model's by {error:g}")
+    return rotary
+
+
+_KNOWN = frozenset(
+    {"RotaryEmbedding", "LinearScalingRotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding"}
+)
+"""Their table is the same for prompts of every length."""
+
+
+def _turning_error(embedding: Any, rotary: Rotary, heads: int, size: int, dtype: torch.dtype) -> float:
+    """Largest difference between keys embedded at a position and keys moved there, relative to the largest key."""
+    device = embedding.cos_sin_cache.device
+    generator = torch.Generator().manual_seed(1)
+    source = torch.tensor(_TEST_POSITIONS) % rotary.positions
+    target = source.flip(0)
+    plain = torch.randn(len(source), heads * size, generator=generator).to(device=device, dtype=dtype)
+
+    def embedded(positions: torch.Tensor) -> torch.Tensor:
+        _, keys = embedding(positions.to(device), plain.clone(), plain.clone())
+        return keys.view(1, len(positions), heads, size)
+
+    moved = rotate(embedded(source), rotary.turn(source, target), neox=rotary.neox)
+    wanted = embedded(target).float()
+    return float((moved - wanted).abs().max() / wanted.abs().max())

@@ -1,0 +1,133 @@
+"""Following SGLang's requests: what they found in the cache, beside what LRU would have had for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from kvflow.engine import Tier, digests
+from kvflow.engine.guard import MemoryView
+from kvflow.patches import stall
+from kvflow.patches.claim import claim_of
+from kvflow.patches.guard import Guard
+
+if TYPE_CHECKING:
+    from kvflow.patches.tree import KvflowRadixCache
+
+_WHOLE_PROMPT = 1 << 30
+"""Chunk size where prompts are not computed in chunks."""
+
+
+class Watch:
+    """Counts hits, and shows the guard what happens.
+
+    Args:
+        cache: whose requests are followed.
+        chunk_tokens: how much of a prompt is computed at a time; 0: all of it.
+    """
+
+    def __init__(self, cache: KvflowRadixCache, chunk_tokens: int) -> None:
+        self._cache = cache
+        self._chunk_tokens = chunk_tokens or _WHOLE_PROMPT
+        self._in_use: Counter[int] = Counter()
+        self._watching = Guard("guard")
+        self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
+
+    def computed(self, req: Any) -> None:
+        """Another chunk of a request has been computed."""
+        self._watching.run(self._compare, req, default=None)
+        self._counting.run(self._count, req, default=None)
+
+    def left(self, req: Any, checkpointed: bool) -> None:
+        """A request gives its memory back: answered, aborted, or to start again later."""
+        self._watching.run(self._leave, req, checkpointed, default=None)
+
+    def memory(self) -> MemoryView:
+        """What there is to cache in."""
+        cache = self._cache
+        device = cache.token_to_kv_pool_allocator.size_full
+        in_tree = cache.full_evictable_size() + cache.full_protected_size()
+        private = device - cache._component_available_size(ComponentType.FULL) - in_tree
+        host = cache.cache_controller.mem_pool_host.size if cache.cache_controller is not None else 0
+        return MemoryView(device, host, max(0, private), self._chunk_tokens)
+
+    def _compare(self, req: Any) -> None:
+        """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction."""
+        if getattr(req, "_kvflow_watched", None) == req.retraction_count:
+            return
+        req._kvflow_watched = req.retraction_count
+        rest_tokens = self._rest_tokens(self._cache.publishable(req, len(req.origin_input_ids)))
+        self._cache.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest_tokens)
+
+    def _leave(self, req: Any, checkpointed: bool) -> None:
+        prompt = getattr(req, "_kvflow_digests", None)
+        if prompt is None:  # nothing of it was ever computed
+            return
+        if req.__dict__.pop("_kvflow_in_use", False):
+            for unit in prompt:
+                self._in_use[unit] -= 1
+                if self._in_use[unit] <= 0:
+                    del self._in_use[unit]
+        whole: list[int] = []
+        rest_tokens = 0
+        if checkpointed:
+            tokens = req.full_untruncated_fill_ids[: self._cache.publishable(req, req.owned_kv_len())]
+            whole = digests(tokens, _namespace(req), self._cache.tree_core.unit_tokens, known=prompt)
+            self._cache.accounting.cached(whole[len(prompt) :])
+            rest_tokens = self._rest_tokens(len(tokens))
+        self._cache.trust.ended(req.rid, whole, self.memory(), rest_tokens)
+
+    def _count(self, req: Any) -> None:
+        """Count a request's hits once its first chunk has been computed, and again after every retraction."""
+        cache = self._cache
+        if req.finished():
+            cache.publish()
+        counted = getattr(req, "_kvflow_counted", None)
+        if counted == req.retraction_count:
+            return
+        req._kvflow_counted = req.retraction_count
+        claim, stalled_s = claim_of(req), stall.of(req)
+        if claim is not None and stalled_s > 0:
+            cache.journal.stalled(claim.workflow_id, claim.agent, stalled_s)
+        if cache.prefetch is not None:
+            cache.prefetch.used([node for node, _ in cache.path_of(req)])
+        if counted is not None:
+            cache.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
+            return
+        units, hits = self._digests(req), _hits(req)
+        missing = units[sum(hits.values()) // cache.tree_core.unit_tokens :]
+        # what requests compute at the same time, none of them has lost
+        recomputed = cache.accounting.known([unit for unit in missing if unit not in self._in_use], 0)
+        cache.accounting.prompt(len(req.origin_input_ids), units, hits, recomputed)
+        req._kvflow_in_use = True
+        self._in_use.update(units)
+
+    def _rest_tokens(self, tokens: int) -> int:
+        """What of so many tokens lies behind the last full unit, in pages that can be cached."""
+        rest_tokens = tokens % self._cache.tree_core.unit_tokens
+        return rest_tokens - rest_tokens % self._cache.page_size
+
+    def _digests(self, req: Any) -> list[int]:
+        """Digests of what of a request's prompt can be cached, computed once."""
+        if not hasattr(req, "_kvflow_digests"):
+            tokens = req.origin_input_ids[: self._cache.publishable(req, len(req.origin_input_ids))]
+            req._kvflow_digests = digests(tokens, _namespace(req), self._cache.tree_core.unit_tokens)
+        return req._kvflow_digests
+
+
+def _namespace(req: Any) -> str:
+    return f"{req.extra_key}/{req.cache_salt}"
+
+
+def _hits(req: Any) -> dict[Tier, int]:
+    """Tokens of a request's prompt that were found, by tier; the storage's share of a second try is not known."""
+    if req.retraction_count:
+        loaded = min(req.materialized_host_hit_len(), req.num_matched_prefix_tokens)
+        return {Tier.DEVICE: req.num_matched_prefix_tokens - loaded, Tier.HOST: loaded, Tier.STORAGE: 0}
+    return {
+        Tier.DEVICE: req.cached_tokens_device,
+        Tier.HOST: req.cached_tokens_host,
+        Tier.STORAGE: req.cached_tokens_storage,
+    }

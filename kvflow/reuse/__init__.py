@@ -1,0 +1,28 @@
+"""Cross-agent reuse of text that is not a prefix: segments, anchors, offsets, rotation.
+
+Tensors only; knows nothing of SGLang.
+"""
+
+from kvflow.reuse.kv import KV
+from kvflow.reuse.memory import HostMemory
+from kvflow.reuse.prompt import Method, Mode, Prompt, Slot
+from kvflow.reuse.reuse import Plan, Reuse
+from kvflow.reuse.rotation import Rotary, Turn, rotate
+from kvflow.reuse.splice import Chunk, Graft, cut
+
+__all__ = [
+    "KV",
+    "Chunk",
+    "Graft",
+    "HostMemory",
+    "Method",
+    "Mode",
+    "Plan",
+    "Prompt",
+    "Reuse",
+    "Rotary",
+    "Slot",
+    "Turn",
+    "cut",
+    "rotate",
+]

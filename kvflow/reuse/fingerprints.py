@@ -1,0 +1,73 @@
+"""Finding text again wherever it stands: winnowed fingerprints of token runs.
+
+Source: Schleimer, Wilkerson, Aiken, "Winnowing: local algorithms for document fingerprinting" (SIGMOD 2003), over token
+ids instead of characters: of every window of :data:`WINDOW` hashed grams the smallest is kept. Two texts that share
+:data:`SHARED_TOKENS` tokens in a row share a fingerprint, whatever surrounds them, and about one gram in eight is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+
+GRAM_TOKENS = 16
+WINDOW = 16
+SHARED_TOKENS = GRAM_TOKENS + WINDOW - 1
+"""Runs of at least so many tokens are always found."""
+
+_BASE = 0x9E3779B97F4A7C15 - 2**64  # as a signed 64-bit number; arithmetic wraps around
+_MIX = 0xBF58476D1CE4E5B9 - 2**64
+
+
+def fingerprints(tokens: torch.Tensor) -> list[tuple[int, int]]:
+    """Return positions and hashes of the grams that stand for a run of tokens, in order.
+
+    Args:
+        tokens: [n] int64 on the CPU.
+
+    Returns:
+        Pairs of where a gram starts and its 64-bit hash; empty for less than :data:`SHARED_TOKENS`.
+    """
+    count = len(tokens) - GRAM_TOKENS + 1
+    if count < WINDOW:
+        return []
+    mixed = _scatter(tokens + 1)
+    hashes = torch.zeros(count, dtype=torch.int64)
+    for place in range(GRAM_TOKENS):
+        hashes = hashes * _BASE + mixed[place : place + count]
+    hashes = _scatter(hashes)
+    starts = torch.arange(count - WINDOW + 1)
+    kept = torch.unique(starts + hashes.unfold(0, WINDOW, 1).argmin(dim=1))
+    return list(zip(kept.tolist(), hashes[kept].tolist(), strict=True))
+
+
+def common_run(
+    left: torch.Tensor, right: torch.Tensor, left_at: int, right_at: int, *, floor: int, ceiling: int
+) -> tuple[int, int]:
+    """Widen a shared position to the longest run both texts share around it.
+
+    Args:
+        left: [n] tokens.
+        right: [m] tokens.
+        left_at: a position of ``left`` ...
+        right_at: ... and the one of ``right`` that corresponds to it.
+        floor: the run starts no earlier in ``left``.
+        ceiling: and ends no later there.
+
+    Returns:
+        Start and end of the run in ``left``; equal if the tokens at the position differ.
+    """
+    back = min(left_at - floor, right_at)
+    before = (left[left_at - back : left_at] == right[right_at - back : right_at]).flip(0)
+    ahead = min(ceiling - left_at, len(right) - right_at)
+    after = left[left_at : left_at + ahead] == right[right_at : right_at + ahead]
+    return left_at - _leading(before), left_at + _leading(after)
+
+
+def _leading(equal: torch.Tensor) -> int:
+    """How many are true before the first that is not."""
+    return int(equal.long().cumprod(0).sum())
+
+
+def _scatter(numbers: torch.Tensor) -> torch.Tensor:
+    numbers = (numbers ^ (numbers >> 30)) * _MIX
+    return numbers ^ (numbers >> 27)

@@ -1,0 +1,59 @@
+"""What of the host's memory reuse may hold: one bound for everything, least recently used first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+
+class HostMemory:
+    """Keeps what is remembered below a bound.
+
+    Decides by the order of calls alone, so that ranks that see the same requests forget the same things.
+
+    Args:
+        max_bytes: the bound.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self.dropped = 0
+        self._entries: OrderedDict[Hashable, tuple[int, Callable[[], None]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def hold(self, key: Hashable, nbytes: int, drop: Callable[[], None]) -> bool:
+        """Make room for an entry and take note of it; false if it is larger than the bound.
+
+        Args:
+            key: what it is known by; must be new.
+            nbytes: what it holds.
+            drop: called when it has to go.
+        """
+        if nbytes > self.max_bytes:
+            return False
+        while self.used_bytes + nbytes > self.max_bytes:
+            _, (freed_bytes, forget) = self._entries.popitem(last=False)
+            self.used_bytes -= freed_bytes
+            self.dropped += 1
+            forget()
+        self._entries[key] = (nbytes, drop)
+        self.used_bytes += nbytes
+        return True
+
+    def touch(self, key: Hashable) -> None:
+        """An entry has been used."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
+
+    def release(self, key: Hashable) -> None:
+        """An entry is gone."""
+        nbytes, _ = self._entries.pop(key, (0, None))
+        self.used_bytes -= nbytes
+
+    def clear(self) -> None:
+        """All entries are gone."""
+        self._entries.clear()
+        self.used_bytes = 0

@@ -1,0 +1,64 @@
+"""What a request says about reuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class Mode(StrEnum):
+    """How KV from elsewhere is corrected."""
+
+    NAIVE = "naive"
+    """Not at all: for comparison only."""
+    ROTATE = "rotate"
+    """Keys are moved to their new position."""
+    KVCOMM = "kvcomm"
+    """And offsets of similar examples are added, where there are any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A mode, and what of each segment is computed nevertheless.
+
+    Attributes:
+        repair_tokens: the first so many.
+    """
+
+    mode: Mode
+    repair_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A range of a prompt that may hold another text each time.
+
+    Attributes:
+        start: first token ...
+        end: ... and the one after its last.
+        name: what it is for; the same in every prompt of an agent.
+    """
+
+    start: int
+    end: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """A request that asks for reuse.
+
+    Attributes:
+        namespace: whose it is; nothing is shared across.
+        tokens: [n] int64.
+        slots: in order, not overlapping.
+    """
+
+    namespace: str
+    workflow_type: str
+    agent: str
+    tokens: torch.Tensor
+    slots: tuple[Slot, ...]
+    method: Method

@@ -1,0 +1,344 @@
+"""Cross-agent reuse: what of a prompt is put in instead of computed, and what is learned from what was computed.
+
+Knows tensors, not SGLang: whoever runs the model asks for a :class:`Plan`, puts in what :meth:`Reuse.fill` gives for
+its grafts, and shows afterwards what the prompt's KV has become. Every decision depends on the order of calls alone, so
+that tensor-parallel ranks decide alike; the one thing they have to tell each other is distances (``total``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from kvflow.reuse.anchors import Anchor, AnchorPool, Weighing, combined
+from kvflow.reuse.kv import KV
+from kvflow.reuse.memory import HostMemory
+from kvflow.reuse.prompt import Mode, Prompt, Slot
+from kvflow.reuse.rotation import Rotary, rotate
+from kvflow.reuse.segments import SHARED_TOKENS, Match, Origin, Segment, SegmentStore
+from kvflow.reuse.sketch import Sketcher
+from kvflow.reuse.splice import Graft, repaired
+
+PoolKey = tuple[str, str, str, str, Origin]
+"""Namespace, workflow type, slot, agent, and where the base KV comes from."""
+
+Read = Callable[[int, int], KV]
+"""Gives a copy of the KV of a prompt's tokens [start, end), on the model's device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """A segment whose offset becomes known once the prompt has been computed.
+
+    Attributes:
+        follows: where the tokens that follow it end.
+    """
+
+    pool: PoolKey
+    match: Match
+    slot: Slot
+    follows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What becomes of one prompt.
+
+    Attributes:
+        exact_tokens: KV from here on depends on what was put in.
+        missing: slots whose text is not at hand.
+    """
+
+    exact_tokens: int
+    grafts: tuple[Graft, ...] = ()
+    lessons: tuple[Lesson, ...] = ()
+    missing: tuple[Slot, ...] = ()
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start.
+
+    Attributes:
+        prompts: that asked for reuse.
+        spliced: those into which something was put.
+        slot_tokens: tokens of their slots that were not cached.
+        grafted_tokens: tokens put in.
+        learned: anchors added.
+        segments: texts remembered.
+        dense: slots computed although their text was at hand, by reason.
+    """
+
+    prompts: int = 0
+    spliced: int = 0
+    slot_tokens: int = 0
+    grafted_tokens: int = 0
+    learned: int = 0
+    segments: int = 0
+    dense: dict[str, int] = field(default_factory=dict)
+
+
+class Reuse:
+    """Segments and anchors of one model (one rank's heads of it).
+
+    Args:
+        rotary: the model's rotary embedding.
+        memory: bound of all that is remembered.
+        min_tokens: shorter runs are computed.
+        anchors: V of :class:`AnchorPool`.
+        entropy: its γ.
+        total: adds up a vector over tensor-parallel ranks.
+        keep: moves KV to where it is remembered (the host).
+    """
+
+    def __init__(
+        self,
+        rotary: Rotary,
+        memory: HostMemory,
+        *,
+        min_tokens: int = 64,
+        anchors: int = 20,
+        entropy: float = 0.3,
+        total: Callable[[torch.Tensor], torch.Tensor] = lambda vector: vector,
+        keep: Callable[[KV], KV] = lambda kv: kv,
+    ) -> None:
+        self.memory = memory
+        self.segments = SegmentStore(memory)
+        self.pools: dict[PoolKey, AnchorPool] = {}
+        self.counters = Counters()
+        self._rotary = rotary
+        self._sketcher = Sketcher()
+        self._min_tokens = max(min_tokens, SHARED_TOKENS)
+        self._anchors = anchors
+        self._entropy = entropy
+        self._total = total
+        self._keep = keep
+
+    def plan(self, prompt: Prompt, cached_tokens: int) -> Plan:
+        """Decide what of a prompt is put in.
+
+        Args:
+            prompt: the request.
+            cached_tokens: at its start, found in the prefix cache: exact, and not touched.
+        """
+        counters = self.counters
+        counters.prompts += 1
+        grafts: list[Graft] = []
+        lessons: list[Lesson] = []
+        missing: list[Slot] = []
+        for index, slot in enumerate(prompt.slots):
+            counters.slot_tokens += max(0, slot.end - max(slot.start, cached_tokens))
+            after = prompt.slots[index + 1].start if index + 1 < len(prompt.slots) else len(prompt.tokens)
+            matches = self.segments.find(prompt.namespace, prompt.tokens, slot.start, slot.end, self._min_tokens)
+            if not matches:
+                missing.append(slot)
+            if prompt.method.mode is not Mode.KVCOMM:
+                grafts += [_plain(match) for match in matches]
+                continue
+            for match in matches:
+                self._serve(prompt, slot, match, after, grafts, lessons)
+        kept = [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]
+        if kept:
+            counters.spliced += 1
+            counters.grafted_tokens += sum(graft.end - graft.start for graft in kept)
+        exact_tokens = max(cached_tokens, kept[0].start) if kept else len(prompt.tokens)
+        known = tuple(lesson for lesson in lessons if lesson.match.end <= exact_tokens)
+        return Plan(exact_tokens=exact_tokens, grafts=tuple(kept), lessons=known, missing=tuple(missing))
+
+    def fill(self, prompt: Prompt, graft: Graft, device: torch.device) -> KV:
+        """Compute what is put in for a graft.
+
+        Returns:
+            float32 or the model's dtype; for the positions of the graft, on ``device``.
+        """
+        tokens = graft.end - graft.start
+        target = torch.arange(graft.start, graft.end)
+        correction = self._correction(graft, target, device) if graft.anchors else None
+        if graft.segment is None:
+            assert correction is not None, "without a segment there are anchors"
+            return correction
+        base = graft.segment.kv.span(graft.offset, graft.offset + tokens).to(device)
+        source = graft.segment.position + graft.offset
+        if prompt.method.mode is not Mode.NAIVE and source != graft.start:
+            turn = self._rotary.turn(torch.arange(source, source + tokens), target)
+            base = KV(rotate(base.keys, turn, neox=self._rotary.neox), base.values)
+        if correction is None:
+            return base
+        return KV(base.keys.float() + correction.keys, base.values.float() + correction.values)
+
+    def computed(self, prompt: Prompt, plan: Plan, read: Read) -> None:
+        """Learn from a prompt that has been computed: new texts, and offsets of known ones.
+
+        Args:
+            prompt: the request.
+            plan: what was decided for it.
+            read: its KV.
+        """
+        for slot in plan.missing:
+            self._remember(prompt, slot.start, slot.end, "prompt", slot.end <= plan.exact_tokens, read)
+        for lesson in plan.lessons:
+            self._learn(prompt, lesson, read)
+
+    def answered(self, prompt: Prompt, tokens: torch.Tensor, exact: bool, read: Read) -> None:
+        """Remember an answer by the KV that decoding left behind.
+
+        Source: RelayCaching (arXiv 2603.13289): the upstream agent's decode-phase KV serves downstream prompts.
+
+        Args:
+            prompt: whose answer it is.
+            tokens: [n] int64, prompt and answer as far as there is KV.
+            exact: whether nothing was put into the prompt.
+            read: their KV.
+        """
+        start = len(prompt.tokens)
+        if len(tokens) - start >= self._min_tokens:
+            self._remember(prompt, start, len(tokens), "answer", exact, read, tokens)
+
+    def clear(self) -> None:
+        """Forget everything: the model's weights may have changed."""
+        self.segments.clear()
+        self.pools.clear()
+        self.memory.clear()
+
+    def _serve(
+        self,
+        prompt: Prompt,
+        slot: Slot,
+        match: Match,
+        after: int,
+        grafts: list[Graft],
+        lessons: list[Lesson],
+    ) -> None:
+        """Decide for one run of a slot: offsets from anchors, or computed, so that they are known the next time.
+
+        An offset is only true if all before it is exact, so what was to be put in before is computed as well.
+        """
+        key = (prompt.namespace, prompt.workflow_type, slot.name, prompt.agent, match.segment.origin)
+        pool = self.pools.get(key)
+        place = match.start - slot.start
+        weighing = self._weigh(pool, match, place) if pool else Weighing(reason="few anchors")
+        if weighing.anchors:
+            grafts.append(
+                Graft(
+                    start=match.start,
+                    end=match.end,
+                    segment=match.segment,
+                    offset=match.offset,
+                    anchors=weighing.anchors,
+                    place=place,
+                )
+            )
+            grafts += _following(prompt, match.end, after, weighing.anchors)
+            return
+        dense = self.counters.dense
+        dense[weighing.reason] = dense.get(weighing.reason, 0) + 1
+        grafts.clear()
+        lessons.append(Lesson(pool=key, match=match, slot=slot, follows=after))
+
+    def _weigh(self, pool: AnchorPool, match: Match, place: int) -> Weighing:
+        tokens = match.end - match.start
+        sketch = match.segment.value_sketch[match.offset : match.offset + tokens]
+        weighing = pool.weigh(self._total(pool.distances(sketch, place)))
+        for anchor, _ in weighing.anchors:
+            self.memory.touch(anchor)
+        return weighing
+
+    def _worth(self, prompt: Prompt, graft: Graft, cached_tokens: int) -> Graft | None:
+        """The part of a graft that is neither cached nor repaired, if it is worth the while."""
+        method = prompt.method
+        part = repaired(graft, method.repair_tokens) if graft.segment is not None else graft
+        part = part.within(cached_tokens, len(prompt.tokens)) if part is not None else None
+        return part if part is not None and part.end - part.start >= self._min_tokens // 2 else None
+
+    def _correction(self, graft: Graft, target: torch.Tensor, device: torch.device) -> KV:
+        """What anchors add to the base, or have instead of one, at the positions of a graft."""
+        tokens = graft.end - graft.start
+        parts: list[tuple[KV, float]] = []
+        for anchor, weight in graft.anchors:
+            held = anchor.offset if graft.segment is not None else anchor.following
+            assert held is not None, "only anchors that kept it are asked"
+            first = graft.place - (anchor.start if graft.segment is not None else 0)
+            parts.append((held.span(first, first + tokens).to(device), weight))
+        sum_ = combined(parts)
+        turn = self._rotary.turn(torch.zeros_like(target), target)
+        return KV(rotate(sum_.keys, turn, neox=self._rotary.neox), sum_.values)
+
+    def _home(self, kv: KV, position: int) -> KV:
+        """Take the rotary embedding off the keys of consecutive tokens; float32."""
+        source = torch.arange(position, position + len(kv))
+        turn = self._rotary.turn(source, torch.zeros_like(source))
+        return KV(rotate(kv.keys, turn, neox=self._rotary.neox), kv.values.float())
+
+    def _remember(
+        self,
+        prompt: Prompt,
+        start: int,
+        end: int,
+        part: str,
+        exact: bool,
+        read: Read,
+        tokens: torch.Tensor | None = None,
+    ) -> None:
+        if end - start < self._min_tokens:
+            return
+        kv = read(start, end)
+        segment = Segment(
+            tokens=(prompt.tokens if tokens is None else tokens)[start:end].clone(),
+            kv=self._keep(kv),
+            position=start,
+            origin=Origin(workflow_type=prompt.workflow_type, agent=prompt.agent, part=part),
+            exact=exact,
+            value_sketch=self._sketcher.sketch(kv.values),
+        )
+        if self.segments.put(prompt.namespace, segment):
+            self.counters.segments += 1
+
+    def _learn(self, prompt: Prompt, lesson: Lesson, read: Read) -> None:
+        match = lesson.match
+        seen = read(match.start, lesson.follows)
+        tokens = match.end - match.start
+        actual = self._home(seen.span(0, tokens), match.start)
+        stored = match.segment.kv.span(match.offset, match.offset + tokens).to(seen.keys.device)
+        base = self._home(stored, match.segment.position + match.offset)
+        following = None
+        if lesson.follows - match.end >= self._min_tokens:
+            following = self._home(seen.span(tokens, len(seen)), match.end)
+        anchor = Anchor(
+            start=match.start - lesson.slot.start,
+            value_sketch=match.segment.value_sketch[match.offset : match.offset + tokens].clone(),
+            offset=self._narrow(KV(actual.keys - base.keys, actual.values - base.values), seen),
+            follows=tuple(prompt.tokens[match.end : lesson.follows].tolist()),
+            following=self._narrow(following, seen) if following is not None else None,
+        )
+        pool = self.pools.setdefault(lesson.pool, AnchorPool(self._anchors, self._entropy))
+        if not self.memory.hold(anchor, anchor.nbytes, lambda: self._drop(lesson.pool, anchor)):
+            return
+        gone = pool.add(anchor)
+        if gone is not None:
+            self.memory.release(gone)
+        self.counters.learned += 1
+
+    def _narrow(self, kv: KV, like: KV) -> KV:
+        return self._keep(KV(kv.keys.to(like.keys.dtype), kv.values.to(like.values.dtype)))
+
+    def _drop(self, key: PoolKey, anchor: Anchor) -> None:
+        pool = self.pools[key]
+        pool.anchors.remove(anchor)
+        if not pool.anchors:
+            del self.pools[key]
+
+
+def _plain(match: Match) -> Graft:
+    return Graft(start=match.start, end=match.end, segment=match.segment, offset=match.offset)
+
+
+def _following(prompt: Prompt, start: int, end: int, anchors: tuple[tuple[Anchor, float], ...]) -> list[Graft]:
+    """The prefix after a slot, as far as it is the same in all anchors that count."""
+    here = prompt.tokens[start:end].tolist()
+    same = len(here) if all(anchor.following is not None for anchor, _ in anchors) else 0
+    for anchor, _ in anchors:
+        equal = next((i for i, (a, b) in enumerate(zip(here, anchor.follows, strict=False)) if a != b), None)
+        same = min(same, len(anchor.follows) if equal is None else equal)
+    return [Graft(start=start, end=start + same, anchors=anchors)] if same else []

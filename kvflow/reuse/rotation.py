@@ -1,0 +1,90 @@
+"""Moving keys to another position: taking one rotary embedding off and putting another on, in one rotation.
+
+Keys in the cache are rotated by their position: ``k_s = m R(s) k``, where R turns pairs of dimensions by angles that
+grow with the position, and m is YaRN's scale (1 without it). Then ``k_t = R(t) R(s)ᵀ k_s``. Both angles are read from
+the model's own table of cosines and sines, so that what comes off is exactly what the model put on, for every scaling
+whose table does not change with the length of a prompt (linear, Llama 3, YaRN).
+
+Source: RoFormer (arXiv 2104.09864), section 3.2.2; YaRN (arXiv 2309.00071), section 3.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """A rotation of each of several tokens.
+
+    Attributes:
+        cosines: [tokens, rotary dim / 2] float32 (float64 for a float64 table).
+        sines: the same.
+    """
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+
+
+class Rotary:
+    """A model's rotary embedding.
+
+    Args:
+        table: [positions, rotary dim], cosines then sines, as SGLang keeps them.
+        neox: pairs are dimensions i and i + rotary dim / 2 (GPT-NeoX, Llama); else 2i and 2i + 1 (GPT-J).
+    """
+
+    def __init__(self, table: torch.Tensor, *, neox: bool) -> None:
+        self.neox = neox
+        self.rotary_dim = table.shape[1]
+        precision = torch.promote_types(table.dtype, torch.float32)
+        self._cosines, self._sines = table.to(precision).chunk(2, dim=1)
+
+    @property
+    def positions(self) -> int:
+        """How many positions the table has."""
+        return self._cosines.shape[0]
+
+    def turn(self, source: torch.Tensor, target: torch.Tensor) -> Turn:
+        """Rotation that moves each token from one position to another.
+
+        Args:
+            source: [tokens] int64; zeros are keys without a rotation.
+            target: [tokens] int64.
+
+        Raises:
+            ValueError: a position lies outside the table.
+        """
+        ends = torch.stack((source, target))
+        if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < self.positions:
+            raise ValueError(f"a position is not in the model's table of {self.positions}")
+        cos_s, sin_s = self._cosines[source], self._sines[source]
+        cos_t, sin_t = self._cosines[target], self._sines[target]
+        scale = cos_s.square() + sin_s.square()  # m², up to the table's own rounding
+        return Turn((cos_t * cos_s + sin_t * sin_s) / scale, (sin_t * cos_s - cos_t * sin_s) / scale)
+
+
+def rotate(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
+    """Rotate keys; computed in the turn's precision.
+
+    Args:
+        keys: [layers, tokens, heads, dim]; dimensions beyond the rotary ones stay as they are.
+        turn: for these tokens.
+        neox: layout, as in :class:`Rotary`.
+
+    Returns:
+        The same shape, in the turn's precision.
+    """
+    cosines, sines = turn.cosines[:, None, :].to(keys.device), turn.sines[:, None, :].to(keys.device)
+    half = cosines.shape[-1]
+    wide = keys.to(cosines.dtype)
+    turned, rest = wide[..., : 2 * half], wide[..., 2 * half :]
+    if neox:
+        first, second = turned[..., :half], turned[..., half:]
+    else:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    one, two = first * cosines - second * sines, second * cosines + first * sines
+    together = torch.cat((one, two), dim=-1) if neox else torch.stack((one, two), dim=-1).flatten(-2)
+    return torch.cat((together, rest), dim=-1) if rest.shape[-1] else together
