@@ -331,6 +331,16 @@ SEAMS: tuple[Seam, ...] = (
         why="Puts KV from elsewhere into a request's own pages, and computes the rest of its prompt.",
     ),
     Seam(
+        name="runner.sample",
+        role=Role.SCHEDULER,
+        kind=Kind.BEFORE,
+        feature=Feature.REUSE,
+        target="sglang.srt.model_executor.model_runner.ModelRunner.sample",
+        parameters=("self", "logits_output"),
+        body="kvflow.patches.splicer:before_sampling",
+        why="Keeps the logits of prompts that the quality gate compares.",
+    ),
+    Seam(
         name="worker.runs",
         role=Role.SCHEDULER,
         kind=Kind.SUBCLASS,

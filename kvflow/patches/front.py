@@ -20,6 +20,7 @@ from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
 from kvflow.hints.models import SEGMENTS_TYPE
 from kvflow.patches import claim, commands_http
+from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots, texts_of
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
@@ -40,11 +41,13 @@ class Admission:
         envelope: its hints with the claim in place; None if they were malformed and we are lenient.
         step: the step it belongs to, if any.
         commands: what becomes of the commands it carries.
+        reuses: whether it asks for reuse.
     """
 
     envelope: dict[str, Any] | None = None
     step: StepFact | None = None
     commands: asyncio.Task[list[Outcome]] | None = None
+    reuses: bool = False
 
 
 class _Question:
@@ -76,6 +79,7 @@ class Front:
         self.plane = ControlPlane(self.settings, self._clock)
         self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
+        self._checker = Checker(self, tokenizer_manager)
         self._timers: list[asyncio.Task[None]] = []
         self._questions: dict[str, _Question] = {}
         self._replicas = tokenizer_manager.server_args.dp_size
@@ -117,10 +121,12 @@ class Front:
             commands = asyncio.create_task(commands_http.execute(self, decoded.commands, with_request=True))
         reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
         carried = claim.attach(envelope, step and self._claim(step), own, reuse)
-        return Admission(envelope=carried, step=step, commands=commands)
+        return Admission(envelope=carried, step=step, commands=commands, reuses=reuse is not None)
 
     def answered(self, admission: Admission) -> None:
         """A request has been answered, or given up; to be called once for each that was admitted."""
+        if admission.reuses:
+            self._checker.soon()
         step = admission.step
         if step is None:
             return

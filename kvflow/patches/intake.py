@@ -41,7 +41,7 @@ def generate_contract(result: str | None, body: Any) -> str | None:
 
 def request(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
     """Take the facts of a request (hook around ``TokenizerManager.generate_request``, an async generator)."""
-    if getattr(obj, "kv_hints", None) is None:
+    if getattr(obj, "kv_hints", None) is None or getattr(obj, "_kvflow_own", False):
         return original(self, obj, *args, **kwargs)
     return _until_answered(lambda: original(self, obj, *args, **kwargs), Front.of(self), obj)
 

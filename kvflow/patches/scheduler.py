@@ -111,6 +111,13 @@ def _explain(cache: KvflowRadixCache, workflow_id: str | None, limit: int) -> di
     return {"now_s": cache.coordinator.claims.clock.now_s, "entries": cache.journal.read(workflow_id, limit)}
 
 
+def _checks(cache: KvflowRadixCache) -> dict[str, Any]:
+    if cache.splicer is None:
+        return {}
+    checks = cache.splicer.checks
+    return {"due": checks.due(), "replica": checks.replica}
+
+
 OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "status": _status,
     "stats": _stats,
@@ -119,4 +126,5 @@ OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "residency": residency,
     "commands": _execute,
     "explain": _explain,
+    "checks": _checks,
 }

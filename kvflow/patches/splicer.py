@@ -20,11 +20,12 @@ from kvflow import config
 from kvflow.config import Settings
 from kvflow.errors import ReuseUnsupportedError
 from kvflow.patches import rows, switch
+from kvflow.patches.checks import Checks
 from kvflow.patches.claim import claim_of, reuse_of
 from kvflow.patches.guard import Guard
 from kvflow.patches.kv_pool import Pool, rotary_of
 from kvflow.patches.seams import Feature, Role
-from kvflow.reuse import KV, Chunk, HostMemory, Method, Mode, Plan, Prompt, Reuse, Slot, cut
+from kvflow.reuse import KV, Chunk, HostMemory, Method, Mode, Plan, Prompt, QualityGate, Reuse, Slot, cut
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,14 @@ class _State:
     """What is known of a request that asks for reuse.
 
     Attributes:
+        asked: what it says, see :func:`kvflow.patches.claim.attach`.
+        prompt: None for an exact copy made for a check.
         attempt: how often it has been retracted; each attempt has its own plan.
         shown: whether reuse has learned from it.
     """
 
-    prompt: Prompt
+    asked: dict[str, Any]
+    prompt: Prompt | None
     plan: Plan | None = None
     attempt: int = -1
     shown: bool = False
@@ -68,9 +72,13 @@ class Splicer:
         self._settings = settings.reuse
         self._guard = Guard("reuse")
         self.refused: Counter[str] = Counter()
+        gate = QualityGate(settings.reuse.agreement, settings.reuse.divergence, settings.reuse.check_every)
+        self.checks = Checks(gate, _replica())
+        self._sampled: list[tuple[int, tuple[str, str]]] = []
         self.reuse = Reuse(
             rotary_of(runner),
             HostMemory(int(settings.reuse.memory_gib * 2**30)),
+            gate=gate,
             min_tokens=settings.reuse.min_tokens,
             anchors=settings.reuse.anchors,
             entropy=settings.reuse.entropy,
@@ -80,14 +88,24 @@ class Splicer:
 
     def forward(self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a batch's forward pass, some of its prompts spliced."""
-        chunks = self._guard.run(self._prepare, batch, default=None) if self._asked(batch) else None
-        if not self._agreed(batch, chunks) or chunks is None:
+        if not self._asked(batch):
             return original(worker, batch, *args, **kwargs)
-        worker.set_hicache_consumer(batch.hicache_consumer_index)
-        for runs in self._rounds(chunks):
-            rows.compute(batch, self._runner, runs)
-        starts = [chunk.rest if chunk else start for chunk, start in zip(chunks, batch.prefix_lens, strict=True)]
-        return original(worker, rows.beginning_later(batch, starts), *args, **kwargs)
+        chunks = self._guard.run(self._prepare, batch, default=None)
+        self._sampled = self._guard.run(self._checked, batch, default=[])
+        if self._agreed(chunks) and chunks is not None:
+            worker.set_hicache_consumer(batch.hicache_consumer_index)
+            for runs in self._rounds(chunks):
+                rows.compute(batch, self._runner, runs)
+            starts = [chunk.rest if chunk else start for chunk, start in zip(chunks, batch.prefix_lens, strict=True)]
+            batch = rows.beginning_later(batch, starts)
+        result = original(worker, batch, *args, **kwargs)
+        self._sampled = []
+        return result
+
+    def before_sampling(self, logits: torch.Tensor) -> None:
+        """Keep the logits of copies made for checks; sampling may change them in place."""
+        for row, check in self._sampled:
+            self.checks.followed(check, logits[row].clone())
 
     def publishable(self, req: Any, up_to: int) -> int:
         """How many of a request's first tokens other requests may see."""
@@ -99,8 +117,14 @@ class Splicer:
     def computed(self, req: Any, up_to: int) -> None:
         """A request's KV is there up to a token, and about to be published as far as it may."""
         state: _State | None = getattr(req, "_kvflow_splice", None)
-        if state is not None and state.plan is not None and up_to >= len(state.prompt.tokens):
-            self._guard.run(self._show, req, state, state.plan, up_to, default=None)
+        if state is None or up_to < len(req.origin_input_ids):
+            return
+        if state.prompt is not None and state.plan is not None:
+            self._guard.run(self._show, req, state.prompt, state.plan, up_to, default=None)
+        if req.finished() and "check" in state.asked:
+            for slot in self._guard.run(self.checks.finished, tuple(state.asked["check"]), default=[]):
+                logger.warning("kvflow: reuse of %s in %s changes answers too much: computed from now on", *slot[::-1])
+                self.reuse.distrust(slot)
 
     def stats(self) -> dict[str, Any]:
         """What has happened, for ``/kvflow/v1/stats``."""
@@ -110,6 +134,8 @@ class Splicer:
             "refused": dict(self.refused),
             "texts": len(reuse.segments),
             "anchors": sum(len(pool.anchors) for pool in reuse.pools.values()),
+            "checks": self.checks.compared,
+            "gate": reuse.gate.report(),
             "held_bytes": reuse.memory.used_bytes,
             "dropped": reuse.memory.dropped,
         }
@@ -130,7 +156,7 @@ class Splicer:
         for row, req in enumerate(batch.reqs):
             start = batch.prefix_lens[row]
             state = self._state(req, start)
-            if state is None or state.plan is None or not state.plan.grafts:
+            if state is None or state.prompt is None or state.plan is None or not state.plan.grafts:
                 chunks.append(None)
                 continue
             chunk = cut(state.plan.grafts, start, start + batch.extend_lens[row])
@@ -143,35 +169,43 @@ class Splicer:
     def _state(self, req: Any, cached_tokens: int) -> _State | None:
         state: _State | None = getattr(req, "_kvflow_splice", None)
         if state is None:
-            prompt = self._prompt(req)
-            if prompt is None:
+            asked = reuse_of(req)
+            if asked is None:
                 return None
-            state = req._kvflow_splice = _State(prompt)
-        if state.attempt != req.retraction_count:
+            state = req._kvflow_splice = _State(asked, self._prompt(req, asked))
+        if state.prompt is not None and state.attempt != req.retraction_count:
             state.attempt = req.retraction_count
             state.plan = self.reuse.plan(state.prompt, cached_tokens)
         return state
 
-    def _prompt(self, req: Any) -> Prompt | None:
-        """What a request asks for; None if it asks for nothing, or for what cannot be done."""
-        asked = reuse_of(req)
-        if asked is None or getattr(req, "_kvflow_refused", False):
-            return None
+    def _checked(self, batch: Any) -> list[tuple[int, tuple[str, str]]]:
+        """Rows of copies made for checks whose prompt ends in this batch."""
+        found: list[tuple[int, tuple[str, str]]] = []
+        for row, req in enumerate(batch.reqs):
+            check = (reuse_of(req) or {}).get("check")
+            if check and batch.prefix_lens[row] + batch.extend_lens[row] == len(req.origin_input_ids):
+                found.append((row, tuple(check)))
+        return found
+
+    def _prompt(self, req: Any, asked: dict[str, Any]) -> Prompt | None:
+        """What a request asks for; None if it asks for nothing that can be done."""
         reason = _refusal(req)
         if reason:
-            req._kvflow_refused = True
             self.refused[reason] += 1
+        if reason or not asked["slots"]:
             return None
         claim = claim_of(req)
         tokens = torch.tensor(list(req.origin_input_ids), dtype=torch.int64)
         slots = [Slot(start=start, end=min(end, len(tokens)), name=name) for start, end, name in asked["slots"]]
+        own = f"{claim.tenant if claim else ''}/{req.extra_key}/{req.cache_salt}"
         return Prompt(
-            namespace=f"{claim.tenant if claim else ''}/{req.extra_key}/{req.cache_salt}",
-            workflow_type=claim.workflow_type if claim else "",
-            agent=claim.agent if claim else "",
+            namespace=asked.get("namespace", own),
+            workflow_type=asked.get("workflow_type", claim.workflow_type if claim else ""),
+            agent=asked.get("agent", claim.agent if claim else ""),
             tokens=tokens,
             slots=tuple(slot for slot in slots if slot.start < slot.end),
             method=self._method(asked.get("mode") or self._settings.mode),
+            trial="check" in asked,
         )
 
     def _method(self, mode: str) -> Method:
@@ -186,26 +220,29 @@ class Splicer:
             return [together] if together else []
         return [[run for run in round_ if run is not None] for round_ in zip_longest(*of_rows)]
 
-    def _show(self, req: Any, state: _State, plan: Plan, up_to: int) -> None:
+    def _show(self, req: Any, prompt: Prompt, plan: Plan, up_to: int) -> None:
         def read(start: int, end: int) -> KV:
             return self._pool.read(req.kv.req_pool_idx, start, end)
 
+        state: _State = req._kvflow_splice
         if not state.shown:
             state.shown = True
-            self.reuse.computed(state.prompt, plan, read)
-        if req.finished():
+            self.reuse.computed(prompt, plan, read)
+        if req.finished() and not prompt.trial:
+            if plan.check:
+                self.checks.begin(req, prompt, plan, state.asked.get("mode"))
             tokens = torch.tensor(list(req.full_untruncated_fill_ids[:up_to]), dtype=torch.int64)
-            self.reuse.answered(state.prompt, tokens, not plan.grafts, read)
+            self.reuse.answered(prompt, tokens, not plan.grafts, read)
 
-    def _agreed(self, batch: Any, chunks: list[Chunk | None] | None) -> bool:
+    def _agreed(self, chunks: list[Chunk | None] | None) -> bool:
         """Whether all ranks splice alike; forward passes of different shape would wait for each other for ever."""
-        if self._ranks is None or not self._asked(batch):
-            return chunks is not None
+        if self._ranks is None:
+            return True
         shape = [(chunk.rest, chunk.runs) if chunk else () for chunk in chunks or ()]
         mark = crc32(repr(shape).encode())
         ends = torch.tensor([mark, -mark], dtype=torch.int64)
         torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=self._ranks)
-        return int(ends[0]) == -int(ends[1]) and chunks is not None
+        return int(ends[0]) == -int(ends[1])
 
     def _total(self, vector: torch.Tensor) -> torch.Tensor:
         if self._ranks is not None:
@@ -226,12 +263,13 @@ def start(scheduler: Any) -> str:
     if not hasattr(cache, "splicer") or not switch.books[Role.SCHEDULER].holds(Feature.REUSE):
         return "a seam it needs does not hold"
     try:
-        cache.splicer = scheduler.tp_worker._kvflow_splicer = Splicer(scheduler, settings)
+        splicer = Splicer(scheduler, settings)
     except ReuseUnsupportedError as error:
         if settings.strict:
             raise
         logger.error("kvflow: reuse is off: %s", error)
         return str(error)
+    cache.splicer = scheduler.tp_worker._kvflow_splicer = scheduler.tp_worker.model_runner._kvflow_splicer = splicer
     return ""
 
 
@@ -241,6 +279,19 @@ def forward(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **k
     if splicer is None:
         return original(self, batch, *args, **kwargs)
     return splicer.forward(original, self, batch, *args, **kwargs)
+
+
+def before_sampling(self: Any, logits_output: Any, *args: Any, **kwargs: Any) -> None:
+    """See logits before they are sampled from (hook before ``ModelRunner.sample``)."""
+    splicer: Splicer | None = getattr(self, "_kvflow_splicer", None)
+    if splicer is not None and splicer._sampled:
+        splicer.before_sampling(logits_output.next_token_logits)
+
+
+def _replica() -> int | None:
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().dp_rank
 
 
 def _cpu_group() -> Any:

@@ -3,6 +3,7 @@
 Tensors only; knows nothing of SGLang.
 """
 
+from kvflow.reuse.gate import Difference, QualityGate, SlotKey
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.prompt import Method, Mode, Prompt, Slot
@@ -13,15 +14,18 @@ from kvflow.reuse.splice import Chunk, Graft, cut
 __all__ = [
     "KV",
     "Chunk",
+    "Difference",
     "Graft",
     "HostMemory",
     "Method",
     "Mode",
     "Plan",
     "Prompt",
+    "QualityGate",
     "Reuse",
     "Rotary",
     "Slot",
+    "SlotKey",
     "Turn",
     "cut",
     "rotate",

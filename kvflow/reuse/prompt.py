@@ -54,6 +54,7 @@ class Prompt:
         namespace: whose it is; nothing is shared across.
         tokens: [n] int64.
         slots: in order, not overlapping.
+        trial: nobody waits for it: it is spliced whatever the quality gate says.
     """
 
     namespace: str
@@ -62,3 +63,4 @@ class Prompt:
     tokens: torch.Tensor
     slots: tuple[Slot, ...]
     method: Method
+    trial: bool = False

@@ -8,11 +8,12 @@ that tensor-parallel ranks decide alike; the one thing they have to tell each ot
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from kvflow.reuse.anchors import Anchor, AnchorPool, Weighing, combined
+from kvflow.reuse.gate import Door, QualityGate, SlotKey
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.prompt import Mode, Prompt, Slot
@@ -29,17 +30,26 @@ Read = Callable[[int, int], KV]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """A segment whose offset becomes known once the prompt has been computed.
+class Found:
+    """A text of a slot that is at hand.
 
     Attributes:
-        follows: where the tokens that follow it end.
+        after: where the tokens that follow the slot end.
+        closed: the quality gate does not let it in.
     """
 
-    pool: PoolKey
-    match: Match
     slot: Slot
-    follows: int
+    match: Match
+    after: int
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """A text whose offset becomes known once the prompt has been computed."""
+
+    pool: PoolKey
+    found: Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +59,11 @@ class Plan:
     Attributes:
         exact_tokens: KV from here on depends on what was put in.
         missing: slots whose text is not at hand.
+        check: slots for whose sake the prompt is to be computed again, spliced and exactly.
     """
 
     exact_tokens: int
+    check: tuple[SlotKey, ...] = ()
     grafts: tuple[Graft, ...] = ()
     lessons: tuple[Lesson, ...] = ()
     missing: tuple[Slot, ...] = ()
@@ -87,6 +99,7 @@ class Reuse:
         rotary: the model's rotary embedding.
         memory: bound of all that is remembered.
         min_tokens: shorter runs are computed.
+        gate: says which slots may be spliced.
         anchors: V of :class:`AnchorPool`.
         entropy: its γ.
         total: adds up a vector over tensor-parallel ranks.
@@ -98,6 +111,7 @@ class Reuse:
         rotary: Rotary,
         memory: HostMemory,
         *,
+        gate: QualityGate | None = None,
         min_tokens: int = 64,
         anchors: int = 20,
         entropy: float = 0.3,
@@ -108,6 +122,7 @@ class Reuse:
         self.segments = SegmentStore(memory)
         self.pools: dict[PoolKey, AnchorPool] = {}
         self.counters = Counters()
+        self.gate = gate or QualityGate()
         self._rotary = rotary
         self._sketcher = Sketcher()
         self._min_tokens = max(min_tokens, SHARED_TOKENS)
@@ -123,29 +138,36 @@ class Reuse:
             prompt: the request.
             cached_tokens: at its start, found in the prefix cache: exact, and not touched.
         """
-        counters = self.counters
-        counters.prompts += 1
+        self.counters.prompts += 1
+        found = {slot: self._matches(prompt, slot, cached_tokens) for slot in prompt.slots}
+        doors = self._doors(prompt, found)
+        missing = tuple(slot for slot, matches in found.items() if not matches)
+        tried = tuple(key for key, door in doors.items() if door is Door.TRIAL)
+        if tried:
+            check = tried if any(map(self.gate.samples, tried)) else ()
+            return Plan(exact_tokens=len(prompt.tokens), missing=missing, check=check)
         grafts: list[Graft] = []
         lessons: list[Lesson] = []
-        missing: list[Slot] = []
-        for index, slot in enumerate(prompt.slots):
-            counters.slot_tokens += max(0, slot.end - max(slot.start, cached_tokens))
+        for index, (slot, matches) in enumerate(found.items()):
             after = prompt.slots[index + 1].start if index + 1 < len(prompt.slots) else len(prompt.tokens)
-            matches = self.segments.find(prompt.namespace, prompt.tokens, slot.start, slot.end, self._min_tokens)
-            if not matches:
-                missing.append(slot)
-            if prompt.method.mode is not Mode.KVCOMM:
-                grafts += [_plain(match) for match in matches]
-                continue
+            closed = doors.get((prompt.workflow_type, slot.name)) is Door.CLOSED
             for match in matches:
-                self._serve(prompt, slot, match, after, grafts, lessons)
+                self._serve(prompt, Found(slot=slot, match=match, after=after, closed=closed), grafts, lessons)
         kept = [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]
-        if kept:
-            counters.spliced += 1
-            counters.grafted_tokens += sum(graft.end - graft.start for graft in kept)
         exact_tokens = max(cached_tokens, kept[0].start) if kept else len(prompt.tokens)
-        known = tuple(lesson for lesson in lessons if lesson.match.end <= exact_tokens)
-        return Plan(exact_tokens=exact_tokens, grafts=tuple(kept), lessons=known, missing=tuple(missing))
+        known = tuple(lesson for lesson in lessons if lesson.found.match.end <= exact_tokens)
+        opened = tuple(key for key, door in doors.items() if door is Door.OPEN) if kept else ()
+        check = opened if any(map(self.gate.samples, opened)) else ()
+        if kept:
+            self.counters.spliced += 1
+            self.counters.grafted_tokens += sum(graft.end - graft.start for graft in kept)
+        return Plan(exact_tokens=exact_tokens, grafts=tuple(kept), lessons=known, missing=missing, check=check)
+
+    def distrust(self, slot: SlotKey) -> None:
+        """The quality gate has closed a slot: what its anchors say is forgotten, and learned again."""
+        for key in [key for key in self.pools if (key[1], key[2]) == slot]:
+            for anchor in self.pools.pop(key).anchors:
+                self.memory.release(anchor)
 
     def fill(self, prompt: Prompt, graft: Graft, device: torch.device) -> KV:
         """Compute what is put in for a graft.
@@ -176,6 +198,8 @@ class Reuse:
             plan: what was decided for it.
             read: its KV.
         """
+        if prompt.trial:
+            return
         for slot in plan.missing:
             self._remember(prompt, slot.start, slot.end, "prompt", slot.end <= plan.exact_tokens, read)
         for lesson in plan.lessons:
@@ -202,40 +226,39 @@ class Reuse:
         self.pools.clear()
         self.memory.clear()
 
-    def _serve(
-        self,
-        prompt: Prompt,
-        slot: Slot,
-        match: Match,
-        after: int,
-        grafts: list[Graft],
-        lessons: list[Lesson],
-    ) -> None:
-        """Decide for one run of a slot: offsets from anchors, or computed, so that they are known the next time.
+    def _matches(self, prompt: Prompt, slot: Slot, cached_tokens: int) -> list[Match]:
+        self.counters.slot_tokens += max(0, slot.end - max(slot.start, cached_tokens))
+        return self.segments.find(prompt.namespace, prompt.tokens, slot.start, slot.end, self._min_tokens)
+
+    def _doors(self, prompt: Prompt, found: dict[Slot, list[Match]]) -> dict[SlotKey, Door]:
+        """What the quality gate says to each slot whose text is at hand."""
+        names = dict.fromkeys((prompt.workflow_type, slot.name) for slot, matches in found.items() if matches)
+        return {} if prompt.trial else {key: self.gate.door(key) for key in names}
+
+    def _serve(self, prompt: Prompt, found: Found, grafts: list[Graft], lessons: list[Lesson]) -> None:
+        """Decide for one text: put in, or computed, so that its offset is known the next time.
 
         An offset is only true if all before it is exact, so what was to be put in before is computed as well.
         """
+        match, slot = found.match, found.slot
+        if prompt.method.mode is not Mode.KVCOMM:
+            if not found.closed:
+                grafts.append(_plain(match))
+            return
         key = (prompt.namespace, prompt.workflow_type, slot.name, prompt.agent, match.segment.origin)
         pool = self.pools.get(key)
         place = match.start - slot.start
-        weighing = self._weigh(pool, match, place) if pool else Weighing(reason="few anchors")
-        if weighing.anchors:
-            grafts.append(
-                Graft(
-                    start=match.start,
-                    end=match.end,
-                    segment=match.segment,
-                    offset=match.offset,
-                    anchors=weighing.anchors,
-                    place=place,
-                )
-            )
-            grafts += _following(prompt, match.end, after, weighing.anchors)
+        weighing = Weighing(reason="closed by the quality gate" if found.closed else "few anchors")
+        if pool and not found.closed:
+            weighing = self._weigh(pool, match, place)
+        if not weighing.anchors:
+            self.counters.dense[weighing.reason] = self.counters.dense.get(weighing.reason, 0) + 1
+            grafts.clear()
+            lessons.append(Lesson(pool=key, found=found))
             return
-        dense = self.counters.dense
-        dense[weighing.reason] = dense.get(weighing.reason, 0) + 1
-        grafts.clear()
-        lessons.append(Lesson(pool=key, match=match, slot=slot, follows=after))
+        anchors = weighing.anchors
+        grafts.append(replace(_plain(match), anchors=anchors, place=place))
+        grafts += _following(prompt, match.end, found.after, anchors)
 
     def _weigh(self, pool: AnchorPool, match: Match, place: int) -> Weighing:
         tokens = match.end - match.start
@@ -296,26 +319,25 @@ class Reuse:
             self.counters.segments += 1
 
     def _learn(self, prompt: Prompt, lesson: Lesson, read: Read) -> None:
-        match = lesson.match
-        seen = read(match.start, lesson.follows)
+        match, after = lesson.found.match, lesson.found.after
+        seen = read(match.start, after)
         tokens = match.end - match.start
         actual = self._home(seen.span(0, tokens), match.start)
         stored = match.segment.kv.span(match.offset, match.offset + tokens).to(seen.keys.device)
         base = self._home(stored, match.segment.position + match.offset)
         following = None
-        if lesson.follows - match.end >= self._min_tokens:
+        if after - match.end >= self._min_tokens:
             following = self._home(seen.span(tokens, len(seen)), match.end)
         anchor = Anchor(
-            start=match.start - lesson.slot.start,
+            start=match.start - lesson.found.slot.start,
             value_sketch=match.segment.value_sketch[match.offset : match.offset + tokens].clone(),
             offset=self._narrow(KV(actual.keys - base.keys, actual.values - base.values), seen),
-            follows=tuple(prompt.tokens[match.end : lesson.follows].tolist()),
+            follows=tuple(prompt.tokens[match.end : after].tolist()),
             following=self._narrow(following, seen) if following is not None else None,
         )
-        pool = self.pools.setdefault(lesson.pool, AnchorPool(self._anchors, self._entropy))
         if not self.memory.hold(anchor, anchor.nbytes, lambda: self._drop(lesson.pool, anchor)):
             return
-        gone = pool.add(anchor)
+        gone = self.pools.setdefault(lesson.pool, AnchorPool(self._anchors, self._entropy)).add(anchor)
         if gone is not None:
             self.memory.release(gone)
         self.counters.learned += 1

@@ -1,0 +1,102 @@
+"""Checks of the quality gate in a scheduler: a prompt and a part of its answer, computed spliced and exactly.
+
+Whoever asked has been answered when that happens: the HTTP process fetches what is due, and asks it like any other
+request, for one token. Where in the answer the two are compared differs from check to check.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from kvflow.reuse import Difference, Plan, Prompt, QualityGate, SlotKey
+
+_MOST = 16
+"""Checks under way; the oldest are given up."""
+_ANSWER_TOKENS = 64
+"""How far into an answer they look."""
+_SPLICED, _EXACT = "spliced", "exact"
+_CHECK_KEY = "kvflow-check"
+"""Extra key of spliced copies: a prefix cached for somebody else would leave nothing to splice."""
+
+
+@dataclass(slots=True)
+class _Check:
+    """What follows one text, computed in two ways: logits, [vocabulary] each."""
+
+    slots: tuple[SlotKey, ...]
+    offers: list[dict[str, Any]]
+    logits: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Checks:
+    """Checks under way on one rank; every rank has the same.
+
+    Args:
+        gate: told the results.
+        replica: data-parallel rank whose prompts these are; None if there is one only.
+    """
+
+    def __init__(self, gate: QualityGate, replica: int | None) -> None:
+        self.replica = replica
+        self.compared = 0
+        self._gate = gate
+        self._under_way: OrderedDict[str, _Check] = OrderedDict()
+        self._due: list[str] = []
+
+    def begin(self, req: Any, prompt: Prompt, plan: Plan, mode: str | None) -> None:
+        """Have a request checked that has been answered.
+
+        Args:
+            req: SGLang's.
+            prompt: what it asked for.
+            plan: what became of it.
+            mode: of reuse, as it was asked for.
+        """
+        answer = list(req.output_ids)
+        looked = crc32(req.rid.encode()) % max(1, min(len(answer), _ANSWER_TOKENS))
+        common = {"input_ids": prompt.tokens.tolist() + answer[:looked], "cache_salt": req.cache_salt}
+        spliced = {
+            "check": (req.rid, _SPLICED),
+            "slots": [(slot.start, slot.end, slot.name) for slot in prompt.slots],
+            "mode": mode,
+            "namespace": prompt.namespace,
+            "workflow_type": prompt.workflow_type,
+            "agent": prompt.agent,
+        }
+        exact = {"check": (req.rid, _EXACT), "slots": []}
+        self._under_way[req.rid] = _Check(
+            plan.check,
+            [
+                {**common, "extra_key": req.extra_key, "asked": exact},
+                {**common, "extra_key": _CHECK_KEY, "asked": spliced},
+            ],
+        )
+        self._due.append(req.rid)
+        while len(self._under_way) > _MOST:
+            self._under_way.popitem(last=False)
+
+    def followed(self, check: tuple[str, str], logits: torch.Tensor) -> None:
+        """Take the logits after one of the two; they stay on the device until both are there."""
+        entry = self._under_way.get(check[0])
+        if entry is not None:
+            entry.logits[check[1]] = logits
+
+    def finished(self, check: tuple[str, str]) -> list[SlotKey]:
+        """One of the two has been answered; returns slots that the comparison closes."""
+        entry = self._under_way.get(check[0])
+        if entry is None or len(entry.logits) < 2:
+            return []
+        del self._under_way[check[0]]
+        self.compared += 1
+        difference = Difference.between(entry.logits[_EXACT].cpu(), entry.logits[_SPLICED].cpu())
+        return [slot for slot in entry.slots if self._gate.judge(slot, difference)]
+
+    def due(self) -> list[dict[str, Any]]:
+        """What is to be asked now, once."""
+        due, self._due = self._due, []
+        return [offer for check in due if check in self._under_way for offer in self._under_way[check].offers]

@@ -1,0 +1,68 @@
+"""Checks of the quality gate in the HTTP process: copies of prompts, asked when their askers have been answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from kvflow.errors import ServerUnavailableError
+from kvflow.hints import envelope
+from kvflow.patches import claim
+from kvflow.patches.guard import note
+
+if TYPE_CHECKING:
+    from kvflow.patches.front import Front
+
+_DELAY_S = 0.05
+"""For the end of an answer to reach the schedulers, and for others that end at the same time."""
+
+
+class Checker:
+    """Asks what the schedulers want to have asked, one at a time.
+
+    Args:
+        front: the way to the schedulers.
+        tokenizer_manager: SGLang's.
+    """
+
+    def __init__(self, front: Front, tokenizer_manager: Any) -> None:
+        self._front = front
+        self._tokenizer_manager = tokenizer_manager
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+
+    def soon(self) -> None:
+        """A request with reuse has been answered: there may be something to check."""
+        self._again = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._again:
+                await asyncio.sleep(_DELAY_S)
+                self._again = False
+                for answer in await self._front.ask("checks"):
+                    for offer in answer.data.get("due", ()):
+                        await self._ask(offer, answer.data.get("replica"))
+        except ServerUnavailableError:
+            pass  # too busy; what is due is asked after the next answer
+        except Exception:
+            note("checks of reuse")
+
+    async def _ask(self, offer: dict[str, Any], replica: int | None) -> None:
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        request = GenerateReqInput(
+            input_ids=offer["input_ids"],
+            sampling_params={"temperature": 0, "max_new_tokens": 1, "ignore_eos": True},
+            rid=f"kvflow-check-{uuid4().hex}",
+            extra_key=offer["extra_key"],
+            cache_salt=offer["cache_salt"],
+            kv_hints=claim.attach(envelope(()), None, reuse=offer["asked"]),
+            routed_dp_rank=replica,
+        )
+        request._kvflow_own = True  # type: ignore[attr-defined]  # its hints are for the schedulers as they are
+        async for _ in self._tokenizer_manager.generate_request(request, None):
+            pass

@@ -1,0 +1,148 @@
+"""The quality gate: what reuse does to answers is measured, and where it does too much, it stops.
+
+Some of the prompts that were spliced are computed once more without it, off the critical path, and the distributions of
+the token that follows are compared. A slot whose texts do not pass is computed from then on; after a rest it is tried
+again, on copies of prompts nobody waits for, and opened when those pass. Distances between KV play no part: they say
+little about answers (arXiv 2605.25971 and others; see ``docs/reuse.md``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+_JUDGED = 8
+"""Checks a verdict looks back on."""
+_LEAST = 3
+"""Checks it needs."""
+_ALWAYS = 6
+"""Uses of a slot that are all checked, before checks become a sample."""
+_PASSES = 3
+"""Checks in a row that open a slot again."""
+_REST = 32
+_MAX_REST = 1024
+"""Prompts for which a slot stays closed: at first, and at most."""
+
+
+SlotKey = tuple[str, str]
+"""Workflow type, and name of the slot."""
+
+
+class Door(StrEnum):
+    """Whether texts of a slot may be spliced."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    TRIAL = "trial"
+    """Into copies only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How the distribution after a spliced prompt differs from the exact one.
+
+    Attributes:
+        agrees: the likeliest token is the same.
+        kl: Kullback-Leibler divergence of the spliced from the exact, in nats.
+    """
+
+    agrees: bool
+    kl: float
+
+    @classmethod
+    def between(cls, exact: torch.Tensor, spliced: torch.Tensor) -> Difference:
+        """Compare two rows of logits, [vocabulary] each."""
+        exact, spliced = torch.log_softmax(exact.double(), 0), torch.log_softmax(spliced.double(), 0)
+        kl = torch.nn.functional.kl_div(spliced, exact, reduction="sum", log_target=True)
+        return cls(agrees=bool(exact.argmax() == spliced.argmax()), kl=float(kl))
+
+
+@dataclass(slots=True)
+class _Record:
+    door: Door = Door.OPEN
+    seen: int = 0
+    rest: int = _REST
+    until: int = 0
+    checks: deque[Difference] = field(default_factory=lambda: deque(maxlen=_JUDGED))
+    closed: int = 0
+
+
+class QualityGate:
+    """The doors of all slots, by (workflow type, slot). Decides by counting, so that ranks decide alike.
+
+    Args:
+        agreement: share of checks whose likeliest token has to be the same.
+        kl: mean divergence that is still accepted, in nats.
+        every: one of so many spliced prompts is checked.
+    """
+
+    def __init__(self, agreement: float = 0.9, kl: float = 0.2, every: int = 8) -> None:
+        self._agreement = agreement
+        self._kl = kl
+        self._every = every
+        self._records: dict[SlotKey, _Record] = {}
+
+    def door(self, slot: SlotKey) -> Door:
+        """Ask whether a text may be spliced into a slot; to be asked once a prompt."""
+        record = self._records.setdefault(slot, _Record())
+        record.seen += 1
+        if record.door is Door.CLOSED and record.seen >= record.until:
+            record.door = Door.TRIAL
+            record.checks.clear()
+        return record.door
+
+    def samples(self, slot: SlotKey) -> bool:
+        """Whether this prompt, in which the slot's text was or could be spliced, is to be checked."""
+        record = self._records[slot]
+        if record.door is Door.OPEN:
+            return record.seen <= _ALWAYS or record.seen % self._every == 0
+        return record.door is Door.TRIAL
+
+    def judge(self, slot: SlotKey, difference: Difference) -> bool:
+        """Take a check; true if it closes the slot."""
+        record = self._records.setdefault(slot, _Record())
+        if record.door is Door.CLOSED:
+            return False
+        record.checks.append(difference)
+        if record.door is Door.TRIAL:
+            if not self._passes([difference]):
+                return self._close(record)
+            if len(record.checks) >= _PASSES:
+                record.door = Door.OPEN
+                record.rest = _REST
+            return False
+        return len(record.checks) >= _LEAST and not self._passes(record.checks) and self._close(record)
+
+    def report(self) -> list[dict[str, object]]:
+        """State of every slot."""
+        return [
+            {
+                "workflow_type": slot[0],
+                "slot": slot[1],
+                "door": record.door.value,
+                "prompts": record.seen,
+                "closed": record.closed,
+                "agreement": _mean([float(check.agrees) for check in record.checks]),
+                "kl": _mean([check.kl for check in record.checks]),
+            }
+            for slot, record in self._records.items()
+        ]
+
+    def _passes(self, checks: deque[Difference] | list[Difference]) -> bool:
+        agreement = sum(check.agrees for check in checks) / len(checks)
+        return agreement >= self._agreement and sum(check.kl for check in checks) / len(checks) <= self._kl
+
+    def _close(self, record: _Record) -> bool:
+        if record.door is Door.TRIAL:
+            record.rest = min(_MAX_REST, 2 * record.rest)
+        record.door = Door.CLOSED
+        record.until = record.seen + record.rest
+        record.closed += 1
+        return True
+
+
+def _mean(numbers: list[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None
