@@ -1,101 +1,111 @@
 """Questions that need several texts at once: what one agent hands to another has to be understood in its new place.
 
-A prompt is a role, some texts, and questions. A role defines constants (``@=7;``), texts define variables by a digit, by
-an earlier variable or by a constant of the role (``a=3;b=a;c=@;``), so what a text means depends on what stands before
-it. Questions ask for the value of a variable (``?c=7;``), for a sum modulo ten of variables of different texts
-(``?a+c=0;``), or to recite a text from a variable on (``!a=3;b=a;``). One character is one token.
+A prompt is a role, some texts, and questions. A statement gives a name a digit, or the value of another name, of the
+role or of any text before it (``a3;``, ``bA;``); so what a text means depends on what stands before it. Questions ask
+for the value of a name (``?b`` is 3), for the sum modulo ten of names of two texts (``+ab``), or to recite a text from
+a name on (``!a``). Everything is one token: names, references to them, digits and marks.
 """
 
 from __future__ import annotations
 
 import random
-import string
 from dataclasses import dataclass
+from itertools import pairwise
 
-CONSTANTS = "@$%&*^~|"
-VARIABLES = string.ascii_letters
-RECITED = 8
+DIGITS = list(b"0123456789")
+NAMES = list(range(128, 192))
+REFERENCES = list(range(192, 256))
+"""The reference to a name is the token 64 above it."""
+OPEN, CLOSE, END, ASK, ADD, RECITE, FILLER = b"<>;?+!."
+ROLE_NAMES = 4
+RECITED = 6
 KINDS = ("lookup", "chain", "role", "sum", "recite")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question, up to where the answer begins."""
+class Statement:
+    """A name, and the token it is set to."""
 
-    kind: str
-    text: str
-    answer: str
+    name: int
+    source: int
+    text: int
 
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """One program's texts, which agents of every role are asked about."""
+    """The texts of one program, which agents of every role are asked about."""
 
-    texts: tuple[str, ...]
-    definitions: tuple[tuple[str, str, int], ...]
-    """Variable, what it was set to, and in which text."""
+    statements: tuple[Statement, ...]
+    texts: tuple[tuple[int, ...], ...]
 
 
-def make_role(rng: random.Random, most_filler: int = 48) -> str:
-    """Write a role: its constants, each defined, behind some filler."""
-    names = rng.sample(CONSTANTS, len(CONSTANTS))
-    filler = "".join(rng.choices("._-", k=rng.randint(0, most_filler)))
-    return filler + "".join(f"{name}={rng.randrange(10)};" for name in names)
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and its answer, in tokens."""
+
+    kind: str
+    asked: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+def make_role(rng: random.Random, most_filler: int = 32) -> list[int]:
+    """Write a role: some filler, and values of its names, which are the same in every role."""
+    tokens = [FILLER] * rng.randint(0, most_filler)
+    for name in rng.sample(NAMES[:ROLE_NAMES], ROLE_NAMES):
+        tokens += [name, rng.choice(DIGITS), END]
+    return tokens
 
 
 def make_puzzle(rng: random.Random, texts: int, statements: int) -> Puzzle:
-    """Write texts of so many statements each."""
-    names = iter(rng.sample(VARIABLES, texts * statements))
-    definitions: list[tuple[str, str, int]] = []
-    written: list[str] = []
-    for number in range(texts):
-        lines: list[str] = []
+    """Write texts of so many statements each: half literal, a quarter of each kind of reference."""
+    names = iter(rng.sample(NAMES[ROLE_NAMES:], texts * statements))
+    known: list[Statement] = []
+    written: list[tuple[int, ...]] = []
+    for text in range(texts):
+        tokens = [OPEN]
         for _ in range(statements):
-            name = next(names)
-            kind = rng.random()
-            if kind < 0.25 and definitions:
-                source = rng.choice(definitions)[0]
-            elif kind < 0.5:
-                source = rng.choice(CONSTANTS)
+            draw = rng.random()
+            if draw < 0.25 and known:
+                source = rng.choice(known).name + len(NAMES)
+            elif draw < 0.5:
+                source = rng.choice(NAMES[:ROLE_NAMES]) + len(NAMES)
             else:
-                source = str(rng.randrange(10))
-            definitions.append((name, source, number))
-            lines.append(f"{name}={source};")
-        written.append("<" + "".join(lines) + ">")
-    return Puzzle(tuple(written), tuple(definitions))
+                source = rng.choice(DIGITS)
+            known.append(Statement(next(names), source, text))
+            tokens += [known[-1].name, source, END]
+        written.append((*tokens, CLOSE))
+    return Puzzle(tuple(known), tuple(written))
 
 
-def values(role: str, puzzle: Puzzle) -> dict[str, int]:
-    """What everything is worth under a role."""
-    known = {line[0]: int(line[2]) for line in role.lstrip("._-").split(";") if line}
-    for name, source, _ in puzzle.definitions:
-        known[name] = known[source] if source in known else int(source)
+def values(role: list[int], puzzle: Puzzle) -> dict[int, int]:
+    """The digit of every name under a role, as a number."""
+    known = {name: digit - DIGITS[0] for name, digit in pairwise(role) if name in NAMES}
+    for statement in puzzle.statements:
+        literal = statement.source in DIGITS
+        known[statement.name] = statement.source - DIGITS[0] if literal else known[statement.source - len(NAMES)]
     return known
 
 
-def ask(rng: random.Random, role: str, puzzle: Puzzle, kind: str) -> Question | None:
+def ask(rng: random.Random, role: list[int], puzzle: Puzzle, kind: str) -> Question | None:
     """Ask a question of one kind; None if the puzzle has none."""
     known = values(role, puzzle)
-    sources = {name: source for name, source, _ in puzzle.definitions}
-    fitting = {
-        "lookup": [name for name, source in sources.items() if source.isdigit()],
-        "chain": [name for name, source in sources.items() if source in sources],
-        "role": [name for name, source in sources.items() if source in CONSTANTS],
-        "sum": list(sources),
-        "recite": [name for name, _, _ in puzzle.definitions],
-    }[kind]
+    own = NAMES[:ROLE_NAMES]
+    fitting = [
+        statement
+        for statement in puzzle.statements
+        if kind in ("sum", "recite")
+        or kind == ("lookup" if statement.source in DIGITS else "role" if statement.source - 64 in own else "chain")
+    ]
     if not fitting:
         return None
-    name = rng.choice(fitting)
+    one = rng.choice(fitting)
     if kind == "sum":
-        home = {name: number for name, _, number in puzzle.definitions}
-        others = [other for other in sources if home[other] != home[name]] or [x for x in sources if x != name]
-        other = rng.choice(others)
-        return Question(kind, f"?{name}+{other}=", str((known[name] + known[other]) % 10))
+        other = rng.choice([s for s in fitting if s.text != one.text] or fitting)
+        total = (known[one.name] + known[other.name]) % 10
+        return Question(kind, (ADD, one.name, other.name), (DIGITS[total],))
     if kind == "recite":
-        whole = "".join(puzzle.texts)
-        at = whole.index(f"{name}=") + 1
-        if len(whole) < at + RECITED:
-            return None
-        return Question(kind, f"!{name}", whole[at : at + RECITED])
-    return Question(kind, f"?{name}=", str(known[name]))
+        whole = puzzle.texts[one.text]
+        at = whole.index(one.name) + 1
+        answer = whole[at : at + RECITED]
+        return Question(kind, (RECITE, one.name), answer)
+    return Question(kind, (ASK, one.name), (DIGITS[known[one.name]],))

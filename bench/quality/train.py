@@ -1,4 +1,4 @@
-"""Train a small Llama from scratch to answer :mod:`tasks`: rotary embedding, grouped queries, one byte a token.
+"""Train a small Llama from scratch to answer :mod:`tasks`: rotary embedding, grouped queries.
 
 Usage: python bench/quality/train.py FOLDER [--minutes 12] [--seed 0]
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +23,50 @@ SPEC = ModelSpec(hidden_size=128, intermediate_size=256, layers=4, heads=4, kv_h
 IGNORED = -100
 
 
-def sample(rng: random.Random, texts: int, statements: int, questions: int) -> tuple[list[int], list[int]]:
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the prompts of one part of the training are like."""
+
+    until: float
+    prompts: int
+    texts: tuple[int, ...]
+    statements: int
+    questions: int
+    filler: int
+    kinds: tuple[str, ...]
+
+
+LESSONS = (
+    Lesson(0.25, 32, (1,), 8, 24, 4, ("lookup", "recite")),
+    Lesson(0.5, 32, (1, 2), 8, 24, 8, ("lookup", "recite", "role", "chain")),
+    Lesson(0.7, 24, (1, 2), 10, 32, 16, (*KINDS, "sum")),
+    Lesson(1.0, 16, (2, 3, 4), 12, 40, 32, KINDS),
+)
+"""Short prompts and simple questions first."""
+
+
+def sample(rng: random.Random, lesson: Lesson, texts: int) -> tuple[list[int], list[int]]:
     """Write one prompt with questions and answers; tokens, and labels at the answers only."""
-    role = make_role(rng)
-    puzzle = make_puzzle(rng, texts, statements)
-    tokens = list((role + "".join(puzzle.texts)).encode())
+    role = make_role(rng, lesson.filler)
+    puzzle = make_puzzle(rng, texts, lesson.statements)
+    tokens = [*role, *(token for text in puzzle.texts for token in text)]
     labels = [IGNORED] * len(tokens)
-    for _ in range(questions):
-        question = ask(rng, role, puzzle, rng.choice(KINDS))
-        if question is None:
-            continue
-        head, answer = question.text.encode(), question.answer.encode()
-        tokens += [*head, *answer, ord(";")]
-        labels += [*[IGNORED] * len(head), *answer, IGNORED]
+    for _ in range(lesson.questions):
+        question = ask(rng, role, puzzle, rng.choice(lesson.kinds))
+        if question is not None:
+            tokens += [*question.asked, *question.answer]
+            labels += [*[IGNORED] * len(question.asked), *question.answer]
     return tokens, labels
 
 
-def batch(rng: random.Random, size: int, texts: int, statements: int, questions: int) -> tuple[Any, Any]:
+def batch(rng: random.Random, lesson: Lesson) -> tuple[Any, Any]:
     """Draw a batch, padded on the right."""
-    rows = [sample(rng, texts, statements, questions) for _ in range(size)]
+    texts = rng.choice(lesson.texts)
+    rows = [sample(rng, lesson, texts) for _ in range(lesson.prompts)]
     longest = max(len(tokens) for tokens, _ in rows)
-    tokens = torch.tensor([t + [0] * (longest - len(t)) for t, _ in rows])
-    labels = torch.tensor([l + [IGNORED] * (longest - len(l)) for _, l in rows])
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row, _ in rows])
+    labels = torch.tensor([row + [IGNORED] * (longest - len(row)) for _, row in rows])
     return tokens, labels
-
-
-def shape(progress: float) -> tuple[int, int, int, int]:
-    """Batch size, texts, statements and questions at a point of the training: short prompts first."""
-    if progress < 0.3:
-        return 64, 1, 4, 8
-    if progress < 0.6:
-        return 48, 2, 5, 12
-    return 24, random.Random(progress).choice((2, 3, 4)), 10, 20
 
 
 def train(minutes: float, seed: int) -> Any:
@@ -65,28 +77,39 @@ def train(minutes: float, seed: int) -> Any:
     torch.manual_seed(seed)
     rng = random.Random(seed)
     model = LlamaForCausalLM(LlamaConfig(**{**llama_config(SPEC), "attn_implementation": "sdpa"}))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.01)
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
+    optimisers = (
+        torch.optim.Muon(matrices, lr=2e-2, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01),
+    )
+    rates = [optimiser.param_groups[0]["lr"] for optimiser in optimisers]
     start_s, step = time.monotonic(), 0
     while (progress := (time.monotonic() - start_s) / (60 * minutes)) < 1:
-        rate = 2e-3 * min(1, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        tokens, labels = batch(rng, *shape(progress))
+        for optimiser, rate in zip(optimisers, rates, strict=True):
+            optimiser.param_groups[0]["lr"] = rate * min(1, (step + 1) / 50) * min(1, 2.5 * (1 - progress) + 0.02)
+        lesson = next(lesson for lesson in LESSONS if progress < lesson.until)
+        tokens, labels = batch(rng, lesson)
         logits = model(input_ids=tokens).logits
         targets = labels[:, 1:]
         asked = targets != IGNORED
         loss = torch.nn.functional.cross_entropy(logits[:, :-1][asked], targets[asked])
-        optimiser.zero_grad()
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        if step % 50 == 0:
-            print(f"{progress:6.1%} step {step} loss {loss.item():.3f}", flush=True)
+        for optimiser in optimisers:
+            optimiser.step()
+        if step % 100 == 0:
+            print(
+                f"{progress:6.1%} step {step} loss {loss.item():.3f}",
+                accuracy(model, 1, lesson.texts[-1], lesson.statements, 20),
+                flush=True,
+            )
         step += 1
     return model
 
 
-def accuracy(model: Any, seed: int, texts: int = 3, statements: int = 10, prompts: int = 60) -> dict[str, float]:
+def accuracy(model: Any, seed: int, texts: int = 3, statements: int = 12, prompts: int = 60) -> dict[str, float]:
     """Share of answers that are right in every token, by kind of question, with the prompt computed at once."""
     rng = random.Random(seed)
     right: dict[str, list[bool]] = {kind: [] for kind in KINDS}
@@ -96,8 +119,8 @@ def accuracy(model: Any, seed: int, texts: int = 3, statements: int = 10, prompt
             question = ask(rng, role, puzzle, kind)
             if question is None:
                 continue
-            head = (role + "".join(puzzle.texts) + question.text).encode()
-            tokens = torch.tensor([[*head, *question.answer.encode()]])
+            head = [*role, *(token for text in puzzle.texts for token in text), *question.asked]
+            tokens = torch.tensor([[*head, *question.answer]])
             with torch.no_grad():
                 drawn = model(input_ids=tokens).logits.argmax(-1)
             right[kind].append(bool((drawn[0, len(head) - 1 : -1] == tokens[0, len(head) :]).all()))

@@ -71,6 +71,8 @@ def hints_for(
     if reuse is not None:
         own.append(reuse)
     room_bytes = MAX_ENVELOPE_BYTES - len(json.dumps({**hints, "actions": [*actions, *own]}))
+    if room_bytes < 0 and reuse is not None:
+        room_bytes += len(json.dumps(own.pop()))
     if room_bytes < 0:
         return None
     most = min(MAX_RIDERS, MAX_ACTIONS - len(own) - len(actions))

@@ -54,7 +54,7 @@ def reuse_action(step: Step, body: Mapping[str, Any]) -> dict[str, Any] | None:
         ranges = _ranges(step.workflow.segments, body)
         if not ranges and not step.workflow.options.reuse:
             return None
-        return segments_action(ranges=ranges[:_MAX_RANGES], messages=step.workflow.options.reuse)
+        return segments_action(ranges=ranges, messages=step.workflow.options.reuse)
     except Exception:
         degraded("a request goes without what it could reuse")
         return None
@@ -65,8 +65,9 @@ def _ranges(segments: Mapping[str, str | None], body: Mapping[str, Any]) -> list
     for message, content in _texts(body):
         for text, name in segments.items():
             at = content.find(text)
-            if at >= 0:
+            while at >= 0 and len(ranges) < _MAX_RANGES:
                 ranges.append(SegmentRange(name=name, message=message, start=at, end=at + len(text)))
+                at = content.find(text, at + len(text))
     return ranges
 
 
@@ -84,4 +85,6 @@ def _content(message: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    return " ".join(part["text"] for part in parts if isinstance(part, Mapping) and part.get("type") == "text")
+    return " ".join(
+        str(part.get("text", "")) for part in parts if isinstance(part, Mapping) and part.get("type") == "text"
+    )

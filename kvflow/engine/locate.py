@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 _RAGGED_TOKENS = 4
 """Tokens at either end of a text that its neighbours may change."""
+_SHORTEST = 4 * _RAGGED_TOKENS
 _WIDTH = array("q").itemsize
 
 
@@ -29,14 +30,15 @@ class Located:
             after: first token of the prompt to look at.
 
         Returns:
-            Start and end in the prompt; None if it is not there.
+            Start and end in the prompt; None if it is not there, or too short to be told from others.
         """
-        trimmed = _RAGGED_TOKENS if len(text) > 3 * _RAGGED_TOKENS else min(1, len(text) // 3)
-        inner = array("q", text[trimmed : len(text) - trimmed])
-        start = self._aligned(inner.tobytes(), after) if inner else None
+        if len(text) < _SHORTEST:
+            return None
+        inner = array("q", text[_RAGGED_TOKENS : len(text) - _RAGGED_TOKENS])
+        start = self._aligned(inner.tobytes(), after)
         if start is None:
             return None
-        end, first, last = start + len(inner), trimmed, trimmed + len(inner)
+        end, first, last = start + len(inner), _RAGGED_TOKENS, _RAGGED_TOKENS + len(inner)
         while first > 0 and start > after and text[first - 1] == self._tokens[start - 1]:
             first, start = first - 1, start - 1
         while last < len(text) and end < len(self._tokens) and text[last] == self._tokens[end]:

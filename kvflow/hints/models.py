@@ -177,12 +177,14 @@ def decode_envelope(value: object) -> DecodedHints:
     commands: list[DecodedCommand] = []
     segments: DecodedSegments | None = None
     outcomes: list[Outcome] = []
+    own = 0
     for index, action in enumerate(envelope.actions):
         reason = _unsupported_reason(action)
         if reason:
             outcomes.append(_unsupported(action, reason))
             continue
-        if len(facts) + len(commands) == MAX_ACTIONS:
+        own += 1
+        if own > MAX_ACTIONS:
             raise HintDecodeError(f"actions.{index}", f"at most {MAX_ACTIONS} actions of kvflow are allowed")
         _check_size(action.payload, f"actions.{index}.payload")
         if action.action_type in VERBS:

@@ -5,10 +5,11 @@ examples, each with the offset of its KV in context from its base KV. A new text
 offsets of similar examples, weighted by ``softmax(-‖h_φ - h_ψ‖)``; it is not, and becomes an example itself, if it is
 longer than all of them or the weights' entropy exceeds ``γ log V``. As in the authors' code, h are the base values.
 
-Three departures. Offsets of keys are kept without rotary embedding, so that they hold at every position. Weights below
-the top 90 % are dropped (the authors use that mass for counting only): what is left is read, the pool is not. And the
-prefix that follows a slot needs no base of its own: weights sum to one, so base plus offsets is the weighted mean of
-what it was in the examples.
+Four departures. A text that is an anchor's own is served from that one; KVCOMM would find its weights undecided if it
+has been seen twice. Offsets of keys are kept without rotary embedding, so that they hold at every position. Weights
+below the top 90 % are dropped (the authors use that mass for counting only): what is left is read, the pool is not. And
+the prefix that follows a slot needs no base of its own: weights sum to one, so base plus offsets is the weighted mean
+of what it was in the examples.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from kvflow.reuse.kv import KV
 
 _TOP = 0.9
 """Weights of the most similar anchors are used up to so much of the whole."""
+
+_SAME = 1e-6
+"""Squared distance of base values below which a text is that of an anchor."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,20 +113,23 @@ class AnchorPool:
         Args:
             squared: distances as of :meth:`distances`, of all ranks together.
         """
-        if len(self.anchors) < 2:
-            return Weighing(reason="few anchors")
-        long_enough = squared.isfinite()
-        if not long_enough.any():
+        among = int(squared.isfinite().sum())
+        if among and float(squared.min()) <= _SAME:
+            return self._served([(int(squared.argmin()), 1.0)])
+        if self.anchors and not among:
             return Weighing(reason="longer than all anchors")
-        weights = torch.softmax(torch.where(long_enough, -squared.sqrt(), -math.inf), dim=0)
-        among = int(long_enough.sum())
-        if among > 1 and _entropy(weights) > self.entropy * math.log(among):
+        if among < 2:
+            return Weighing(reason="few anchors")
+        weights = torch.softmax(-squared.sqrt(), dim=0)
+        if _entropy(weights) > self.entropy * math.log(among):
             return Weighing(reason="like no anchor in particular")
-        kept = _top(weights)
-        total = sum(weight for _, weight in kept)
-        for index, _ in kept:
+        return self._served(_top(weights))
+
+    def _served(self, weights: list[tuple[int, float]]) -> Weighing:
+        total = sum(weight for _, weight in weights)
+        for index, _ in weights:
             self.anchors[index].uses += 1
-        return Weighing(tuple((self.anchors[index], weight / total) for index, weight in kept))
+        return Weighing(tuple((self.anchors[index], weight / total) for index, weight in weights))
 
     def add(self, anchor: Anchor) -> Anchor | None:
         """Remember an example; returns the one that had to go, if the pool was full."""

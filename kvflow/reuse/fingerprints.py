@@ -36,8 +36,12 @@ def fingerprints(tokens: torch.Tensor) -> list[tuple[int, int]]:
         hashes = hashes * _BASE + mixed[place : place + count]
     hashes = _scatter(hashes)
     starts = torch.arange(count - WINDOW + 1)
-    kept = torch.unique(starts + hashes.unfold(0, WINDOW, 1).argmin(dim=1))
-    return list(zip(kept.tolist(), hashes[kept].tolist(), strict=True))
+    smallest = torch.unique(starts + hashes.unfold(0, WINDOW, 1).argmin(dim=1))
+    kept: list[tuple[int, int]] = []
+    for at, mark in zip(smallest.tolist(), hashes[smallest].tolist(), strict=True):
+        if not kept or mark != kept[-1][1] or at - kept[-1][0] >= WINDOW:  # repetitive text: one of a window is enough
+            kept.append((at, mark))
+    return kept
 
 
 def common_run(
@@ -54,7 +58,7 @@ def common_run(
         ceiling: and ends no later there.
 
     Returns:
-        Start and end of the run in ``left``; equal if the tokens at the position differ.
+        Start and end of the run in ``left``.
     """
     back = min(left_at - floor, right_at)
     before = (left[left_at - back : left_at] == right[right_at - back : right_at]).flip(0)

@@ -8,7 +8,7 @@ little about answers (arXiv 2605.25971 and others; see ``docs/reuse.md``).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -22,6 +22,8 @@ _ALWAYS = 6
 """Uses of a slot that are all checked, before checks become a sample."""
 _PASSES = 3
 """Checks in a row that open a slot again."""
+_SLOTS = 4096
+"""Slots remembered; their names come from clients."""
 _REST = 32
 _MAX_REST = 1024
 """Prompts for which a slot stays closed: at first, and at most."""
@@ -83,11 +85,11 @@ class QualityGate:
         self._agreement = agreement
         self._kl = kl
         self._every = every
-        self._records: dict[SlotKey, _Record] = {}
+        self._records: OrderedDict[SlotKey, _Record] = OrderedDict()
 
     def door(self, slot: SlotKey) -> Door:
         """Ask whether a text may be spliced into a slot; to be asked once a prompt."""
-        record = self._records.setdefault(slot, _Record())
+        record = self._record(slot)
         record.seen += 1
         if record.door is Door.CLOSED and record.seen >= record.until:
             record.door = Door.TRIAL
@@ -96,14 +98,14 @@ class QualityGate:
 
     def samples(self, slot: SlotKey) -> bool:
         """Whether this prompt, in which the slot's text was or could be spliced, is to be checked."""
-        record = self._records[slot]
+        record = self._record(slot)
         if record.door is Door.OPEN:
             return record.seen <= _ALWAYS or record.seen % self._every == 0
         return record.door is Door.TRIAL
 
     def judge(self, slot: SlotKey, difference: Difference) -> bool:
         """Take a check; true if it closes the slot."""
-        record = self._records.setdefault(slot, _Record())
+        record = self._record(slot)
         if record.door is Door.CLOSED:
             return False
         record.checks.append(difference)
@@ -130,6 +132,13 @@ class QualityGate:
             }
             for slot, record in self._records.items()
         ]
+
+    def _record(self, slot: SlotKey) -> _Record:
+        record = self._records.setdefault(slot, _Record())
+        self._records.move_to_end(slot)
+        if len(self._records) > _SLOTS:
+            self._records.popitem(last=False)
+        return record
 
     def _passes(self, checks: deque[Difference] | list[Difference]) -> bool:
         agreement = sum(check.agrees for check in checks) / len(checks)

@@ -34,7 +34,7 @@ class Found:
     """A text of a slot that is at hand.
 
     Attributes:
-        after: where the tokens that follow the slot end.
+        after: where the tokens end that follow it and stand in no slot, or begin its next known text.
         closed: the quality gate does not let it in.
     """
 
@@ -58,7 +58,7 @@ class Plan:
 
     Attributes:
         exact_tokens: KV from here on depends on what was put in.
-        missing: slots whose text is not at hand.
+        missing: where in slots texts are that are not at hand, as [start, end).
         check: slots for whose sake the prompt is to be computed again, spliced and exactly.
     """
 
@@ -66,7 +66,7 @@ class Plan:
     check: tuple[SlotKey, ...] = ()
     grafts: tuple[Graft, ...] = ()
     lessons: tuple[Lesson, ...] = ()
-    missing: tuple[Slot, ...] = ()
+    missing: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Reuse:
         self.counters.prompts += 1
         found = {slot: self._matches(prompt, slot, cached_tokens) for slot in prompt.slots}
         doors = self._doors(prompt, found)
-        missing = tuple(slot for slot, matches in found.items() if not matches)
+        missing = tuple(gap for slot, matches in found.items() for gap in self._gaps(slot, matches))
         tried = tuple(key for key, door in doors.items() if door is Door.TRIAL)
         if tried:
             check = tried if any(map(self.gate.samples, tried)) else ()
@@ -149,19 +149,18 @@ class Reuse:
         grafts: list[Graft] = []
         lessons: list[Lesson] = []
         for index, (slot, matches) in enumerate(found.items()):
-            after = prompt.slots[index + 1].start if index + 1 < len(prompt.slots) else len(prompt.tokens)
+            next_slot = prompt.slots[index + 1].start if index + 1 < len(prompt.slots) else len(prompt.tokens)
             closed = doors.get((prompt.workflow_type, slot.name)) is Door.CLOSED
-            for match in matches:
+            for match, after in zip(matches, self._afters(slot, matches, next_slot), strict=True):
                 self._serve(prompt, Found(slot=slot, match=match, after=after, closed=closed), grafts, lessons)
         kept = [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]
         exact_tokens = max(cached_tokens, kept[0].start) if kept else len(prompt.tokens)
-        known = tuple(lesson for lesson in lessons if lesson.found.match.end <= exact_tokens)
         opened = tuple(key for key, door in doors.items() if door is Door.OPEN) if kept else ()
         check = opened if any(map(self.gate.samples, opened)) else ()
         if kept:
             self.counters.spliced += 1
             self.counters.grafted_tokens += sum(graft.end - graft.start for graft in kept)
-        return Plan(exact_tokens=exact_tokens, grafts=tuple(kept), lessons=known, missing=missing, check=check)
+        return Plan(exact_tokens=exact_tokens, grafts=tuple(kept), lessons=tuple(lessons), missing=missing, check=check)
 
     def distrust(self, slot: SlotKey) -> None:
         """The quality gate has closed a slot: what its anchors say is forgotten, and learned again."""
@@ -200,8 +199,8 @@ class Reuse:
         """
         if prompt.trial:
             return
-        for slot in plan.missing:
-            self._remember(prompt, slot.start, slot.end, "prompt", slot.end <= plan.exact_tokens, read)
+        for start, end in plan.missing:
+            self._remember(prompt, start, end, "prompt", end <= plan.exact_tokens, read)
         for lesson in plan.lessons:
             self._learn(prompt, lesson, read)
 
@@ -229,6 +228,19 @@ class Reuse:
     def _matches(self, prompt: Prompt, slot: Slot, cached_tokens: int) -> list[Match]:
         self.counters.slot_tokens += max(0, slot.end - max(slot.start, cached_tokens))
         return self.segments.find(prompt.namespace, prompt.tokens, slot.start, slot.end, self._min_tokens)
+
+    def _gaps(self, slot: Slot, matches: list[Match]) -> list[tuple[int, int]]:
+        """What of a slot is not at hand, where that is worth being remembered."""
+        starts = [slot.start, *(match.end for match in matches)]
+        ends = [*(match.start for match in matches), slot.end]
+        return [(start, end) for start, end in zip(starts, ends, strict=True) if end - start >= self._min_tokens]
+
+    def _afters(self, slot: Slot, matches: list[Match], next_slot: int) -> list[int]:
+        """Where what follows each text ends: at the next one, or before the next slot if nothing new stands between."""
+        if not matches:
+            return []
+        rest = slot.end - matches[-1].end
+        return [*(match.start for match in matches[1:]), slot.end if rest >= self._min_tokens else next_slot]
 
     def _doors(self, prompt: Prompt, found: dict[Slot, list[Match]]) -> dict[SlotKey, Door]:
         """What the quality gate says to each slot whose text is at hand."""

@@ -90,7 +90,9 @@ class SegmentStore:
             return False
         self._segments.add(segment)
         for key, at in marks:
-            self._index[key].append((segment, at))
+            places = self._index[key]
+            if not places or places[-1][0] is not segment:  # the first place of a phrase that repeats
+                places.append((segment, at))
         return True
 
     def find(self, namespace: str, tokens: torch.Tensor, start: int, end: int, min_tokens: int) -> list[Match]:
