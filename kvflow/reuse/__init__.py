@@ -8,7 +8,7 @@ from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.prompt import Method, Mode, Prompt, Slot
 from kvflow.reuse.reuse import Plan, Reuse
-from kvflow.reuse.rotation import Rotary, Turn, rotate
+from kvflow.reuse.rotation import Rotary, Turn, rotate, rotate_exactly
 from kvflow.reuse.splice import Chunk, Graft, cut
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "Turn",
     "cut",
     "rotate",
+    "rotate_exactly",
 ]

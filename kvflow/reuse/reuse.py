@@ -17,7 +17,7 @@ from kvflow.reuse.gate import Door, QualityGate, SlotKey
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.prompt import Mode, Prompt, Slot
-from kvflow.reuse.rotation import Rotary, rotate
+from kvflow.reuse.rotation import Rotary, rotate, rotate_exactly
 from kvflow.reuse.segments import SHARED_TOKENS, Match, Origin, Segment, SegmentStore
 from kvflow.reuse.sketch import Sketcher
 from kvflow.reuse.splice import Graft, repaired
@@ -304,7 +304,7 @@ class Reuse:
         """Take the rotary embedding off the keys of consecutive tokens; float32."""
         source = torch.arange(position, position + len(kv))
         turn = self._rotary.turn(source, torch.zeros_like(source))
-        return KV(rotate(kv.keys, turn, neox=self._rotary.neox), kv.values.float())
+        return KV(rotate_exactly(kv.keys, turn, neox=self._rotary.neox), kv.values.float())
 
     def _remember(
         self,

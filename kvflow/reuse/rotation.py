@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+_KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+_KERNEL_DIMS = (64, 128, 256, 512)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
@@ -67,7 +70,7 @@ class Rotary:
 
 
 def rotate(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
-    """Rotate keys; computed in the turn's precision.
+    """Rotate keys, with FlashInfer's kernel where it fits, else in the turn's precision.
 
     Args:
         keys: [layers, tokens, heads, dim]; dimensions beyond the rotary ones stay as they are.
@@ -75,8 +78,15 @@ def rotate(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
         neox: layout, as in :class:`Rotary`.
 
     Returns:
-        The same shape, in the turn's precision.
+        The same shape; in the keys' dtype from the kernel, else in the turn's precision.
     """
+    if keys.is_cuda and keys.dtype in _KERNEL_DTYPES and keys.shape[-1] in _KERNEL_DIMS:
+        return _rotate_by_kernel(keys, turn, neox=neox)
+    return rotate_exactly(keys, turn, neox=neox)
+
+
+def rotate_exactly(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
+    """Rotate keys with torch, in the turn's precision: the reference of :func:`rotate`."""
     cosines, sines = turn.cosines[:, None, :].to(keys.device), turn.sines[:, None, :].to(keys.device)
     half = cosines.shape[-1]
     wide = keys.to(cosines.dtype)
@@ -88,3 +98,18 @@ def rotate(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
     one, two = first * cosines - second * sines, second * cosines + first * sines
     together = torch.cat((one, two), dim=-1) if neox else torch.stack((one, two), dim=-1).flatten(-2)
     return torch.cat((together, rest), dim=-1) if rest.shape[-1] else together
+
+
+def _rotate_by_kernel(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
+    """One launch for all layers: the turns are the kernel's table, and a token's place in it is its position."""
+    from flashinfer.rope import (  # pyright: ignore[reportMissingImports]
+        apply_rope_with_cos_sin_cache_inplace,
+    )
+
+    layers, tokens, heads, dim = keys.shape
+    table = torch.cat((turn.cosines, turn.sines), dim=-1).to(device=keys.device, dtype=torch.float32)
+    positions = torch.arange(tokens, device=keys.device).repeat(layers)
+    rotated = keys.contiguous().clone().view(layers * tokens, heads * dim)
+    unused = torch.zeros(layers * tokens, dim, dtype=keys.dtype, device=keys.device)  # it takes queries, too
+    apply_rope_with_cos_sin_cache_inplace(positions, unused, rotated, dim, table, is_neox=neox)
+    return rotated.view(layers, tokens, heads, dim)

@@ -1,0 +1,189 @@
+"""Time to first token where agents hand each other text behind different role prompts, computed or reused.
+
+The shape is KVCOMM's (arXiv 2510.12872, section 5): every agent's prompt is a prefix of its own, the task, and the
+answers of all agents before it; answers are as long as they are there. Prefixes are cached in every arm, as they would
+be in service. Arms take turns program by program on one server, each in a namespace of its own, so that nothing but
+the arm's own requests is in its cache:
+
+    dense    SGLang's prefix cache: what is not a prefix is computed
+    rotate   texts from elsewhere, keys moved
+    kvcomm   the same with offsets of similar texts; every text is served (γ = 1, as in KVCOMM's own measurement)
+
+The model is random: this shows speed, `bench/quality` shows what it does to answers.
+
+Usage: python bench/bench_reuse.py [--agents 5] [--task 1024] [--prefix 512] [--answer 512] [--programs 6] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from kvflow.cli.circumstances import circumstances
+from kvflow.hints import envelope, segments_action, step_action
+from kvflow.patches.cpu.launch import launch_server
+from kvflow.patches.cpu.model import build_model
+
+ARMS = ("dense", "rotate", "kvcomm")
+WARM_UP = 3
+"""Programs that do not count: KVCOMM's offsets are known after two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Lengths in tokens."""
+
+    agents: int
+    task: int
+    prefix: int
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One agent's request."""
+
+    arm: str
+    agent: int
+    ttft_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    grafted_tokens: int
+
+
+def words(name: str, tokens: int) -> list[int]:
+    """Tokens that only a name decides: printable ASCII, one byte each."""
+    rng = random.Random(name)
+    return [rng.randrange(32, 127) for _ in range(tokens)]
+
+
+class Bench:
+    """One server and what has been measured on it."""
+
+    def __init__(self, client: httpx.Client, shape: Shape) -> None:
+        self._client = client
+        self._shape = shape
+        self.samples: list[Sample] = []
+
+    def program(self, arm: str, number: int, *, counts: bool) -> None:
+        """Run all agents of one program, one after the other."""
+        texts = [words(f"task {number}", self._shape.task)]
+        for agent in range(self._shape.agents):
+            prefix = words(f"prefix {agent}", self._shape.prefix)
+            sample, answer = self._ask(arm, number, agent, prefix, texts)
+            texts.append(answer)
+            if counts:
+                self.samples.append(sample)
+
+    def warm(self, arm: str) -> None:
+        """Have every agent's prefix cached."""
+        for agent in range(self._shape.agents):
+            params = {"max_new_tokens": 1, "temperature": 0}
+            body = {"input_ids": words(f"prefix {agent}", self._shape.prefix), "cache_salt": arm}
+            self._client.post("/generate", json=body | {"sampling_params": params}).raise_for_status()
+
+    def _ask(
+        self, arm: str, number: int, agent: int, prefix: list[int], texts: list[list[int]]
+    ) -> tuple[Sample, list[int]]:
+        tokens, ranges = list(prefix), []
+        for place, text in enumerate(texts):
+            ranges.append({"name": f"text {place}", "start_tokens": len(tokens), "end_tokens": len(tokens) + len(text)})
+            tokens += text
+        actions = [
+            step_action(workflow_id=f"{arm} {number}", workflow_type="chain", agent=f"agent {agent}"),
+            segments_action(ranges=ranges, mode="off" if arm == "dense" else arm),
+        ]
+        body = {
+            "input_ids": tokens,
+            "sampling_params": {"temperature": 0, "max_new_tokens": self._shape.answer, "ignore_eos": True},
+            "kv_hints": envelope(actions),
+            "cache_salt": arm,
+            "stream": True,
+        }
+        before = self._grafted()
+        start_s, ttft_s, last = time.perf_counter(), 0.0, {}
+        with self._client.stream("POST", "/generate", json=body) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                ttft_s = ttft_s or time.perf_counter() - start_s
+                last = json.loads(line.removeprefix("data: "))
+        meta = last["meta_info"]
+        grafted = self._grafted() - before
+        answer = list(last["text"].encode())
+        return Sample(arm, agent + 1, ttft_s, len(tokens), meta["cached_tokens"], grafted), answer
+
+    def _grafted(self) -> int:
+        return int(self.stats()["grafted_tokens"])
+
+    def stats(self) -> dict[str, Any]:
+        """What the server says about reuse."""
+        return self._client.get("/kvflow/v1/stats").json()["replicas"][0]["reuse"]
+
+
+def table(samples: list[Sample]) -> list[dict[str, Any]]:
+    """Medians by arm and agent, beside the dense arm's."""
+    groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.arm, sample.agent].append(sample)
+    rows = []
+    for (arm, agent), group in groups.items():
+        dense = median(sample.ttft_s for sample in groups["dense", agent])
+        share = median((sample.grafted_tokens + sample.cached_tokens) / sample.prompt_tokens for sample in group)
+        grafted = median(sample.grafted_tokens / sample.prompt_tokens for sample in group)
+        ttft_s = median(sample.ttft_s for sample in group)
+        row = {"arm": arm, "agent": agent, "prompt_tokens": group[0].prompt_tokens, "ttft_s": ttft_s}
+        rows.append(row | {"speedup": dense / ttft_s, "reused": grafted, "not_computed": share})
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("agents", 5), ("task", 1024), ("prefix", 512), ("answer", 512), ("programs", 6)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    shape = Shape(options.agents, options.task, options.prefix, options.answer)
+    env = {"KVFLOW_STRICT": "1", "KVFLOW_REUSE__MODE": "kvcomm", "KVFLOW_REUSE__ENTROPY": "1"}
+    env |= {"KVFLOW_REUSE__AGREEMENT": "0", "KVFLOW_REUSE__DIVERGENCE": "1e9", "KVFLOW_REUSE__CHECK_EVERY": "1000000"}
+    flags = ["--enable-kvflow", "--page-size", "16", "--max-total-tokens", "65536", "--chunked-prefill-size", "8192"]
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(Path(folder) / "model")
+        with (
+            launch_server(model, log_path=Path(folder) / "log", extra_args=flags, env=env) as server,
+            httpx.Client(base_url=server.url, timeout=600) as client,
+        ):
+            bench = Bench(client, shape)
+            for arm in ARMS:
+                bench.warm(arm)
+            for number in range(options.programs + WARM_UP):
+                for arm in ARMS if number % 2 else reversed(ARMS):
+                    bench.program(arm, number, counts=number >= WARM_UP)
+            stats = bench.stats()
+    rows = table(bench.samples)
+    for row in sorted(rows, key=lambda row: (row["agent"], ARMS.index(row["arm"]))):
+        print(
+            f"agent {row['agent']} {row['arm']:7} {row['prompt_tokens']:6} tokens  TTFT {row['ttft_s'] * 1e3:7.1f} ms  "
+            f"{row['speedup']:5.2f}x  reused {row['reused']:.1%}  not computed {row['not_computed']:.1%}"
+        )
+    print(f"{stats['anchors']} anchors and {stats['texts']} texts hold {stats['held_bytes'] / 2**20:.0f} MiB")
+    if options.json:
+        record = {"bench": "reuse", **circumstances(), "shape": asdict(shape), "programs": options.programs}
+        record |= {"rows": rows, "memory": {key: stats[key] for key in ("anchors", "texts", "held_bytes")}}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The quality gate: closes where answers change, and opens again where they no longer do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kvflow.reuse import Difference, QualityGate
+from kvflow.reuse.gate import Door
+
+SLOT = ("review", "document")
+SAME, OTHER = Difference(agrees=True, kl=0.0), Difference(agrees=False, kl=2.0)
+
+
+def passes(gate: QualityGate, prompts: int) -> list[Door]:
+    """Ask for a slot so many times."""
+    return [gate.door(SLOT) for _ in range(prompts)]
+
+
+def closed() -> QualityGate:
+    gate = QualityGate()
+    gate.door(SLOT)
+    assert [gate.judge(SLOT, OTHER) for _ in range(3)] == [False, False, True]
+    return gate
+
+
+def test_a_slot_is_open_until_three_checks_say_otherwise() -> None:
+    gate = closed()
+    assert gate.door(SLOT) is Door.CLOSED
+    assert gate.report()[0]["closed"] == 1
+
+
+def test_other_slots_stay_open() -> None:
+    gate = closed()
+    assert gate.door(("review", "notes")) is Door.OPEN
+    assert gate.door(("write", "document")) is Door.OPEN
+
+
+def test_one_answer_in_eight_may_change_less_often_than_is_asked_for() -> None:
+    gate = QualityGate(agreement=0.85, kl=0.5)
+    gate.door(SLOT)
+    assert not any(gate.judge(SLOT, OTHER if check % 8 == 7 else SAME) for check in range(80))
+    assert any(gate.judge(SLOT, OTHER if check % 4 == 3 else SAME) for check in range(8))
+
+
+def test_likeliest_tokens_that_agree_do_not_make_up_for_a_large_divergence() -> None:
+    gate = QualityGate(kl=0.2)
+    gate.door(SLOT)
+    assert any(gate.judge(SLOT, Difference(agrees=True, kl=0.3)) for _ in range(3))
+
+
+def test_the_first_prompts_are_all_checked_and_then_a_sample() -> None:
+    gate = QualityGate(every=8)
+    sampled = []
+    for _ in range(70):
+        gate.door(SLOT)
+        sampled.append(gate.samples(SLOT))
+    assert all(sampled[:6])
+    assert sum(sampled[6:]) == 8
+
+
+def test_a_closed_slot_rests_and_is_tried_on_copies() -> None:
+    gate = closed()
+    doors = passes(gate, 40)
+    assert doors[:31] == [Door.CLOSED] * 31
+    assert doors[31:] == [Door.TRIAL] * 9
+    assert gate.samples(SLOT)
+
+
+def test_three_good_trials_open_it_and_one_bad_one_doubles_its_rest() -> None:
+    gate = closed()
+    passes(gate, 32)
+    assert gate.judge(SLOT, OTHER)
+    doors = passes(gate, 70)
+    assert doors.count(Door.CLOSED) == 63
+    assert not any(gate.judge(SLOT, SAME) for _ in range(3))
+    assert gate.door(SLOT) is Door.OPEN
+
+
+def test_checks_that_come_late_do_not_count_while_it_is_closed() -> None:
+    gate = closed()
+    assert not gate.judge(SLOT, OTHER)
+    assert gate.report()[0]["closed"] == 1
+
+
+def test_names_from_clients_are_bounded() -> None:
+    gate = QualityGate()
+    for number in range(5000):
+        gate.door(("review", str(number)))
+    assert len(gate.report()) == 4096
+    assert gate.report()[-1]["slot"] == "4999"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_difference_is_the_divergence_of_the_spliced_from_the_exact(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    exact, spliced = torch.randn(2, 50, generator=generator, dtype=torch.float64)
+    p, q = exact.exp() / exact.exp().sum(), spliced.exp() / spliced.exp().sum()
+    wanted = math.fsum(float(a) * math.log(float(a) / float(b)) for a, b in zip(p, q, strict=True))
+    assert Difference.between(exact, spliced).kl == pytest.approx(wanted)
+    assert Difference.between(exact, exact) == Difference(agrees=True, kl=0.0)
+    assert Difference.between(exact, -exact).agrees is False
