@@ -103,9 +103,11 @@ class Bench:
             step_action(workflow_id=f"{arm} {number}", workflow_type="chain", agent=f"agent {agent}"),
             segments_action(ranges=ranges, mode="off" if arm == "dense" else arm),
         ]
+        # the first token comes at once, the others in few pieces
+        params = {"temperature": 0, "max_new_tokens": self._shape.answer, "ignore_eos": True, "stream_interval": 64}
         body = {
             "input_ids": tokens,
-            "sampling_params": {"temperature": 0, "max_new_tokens": self._shape.answer, "ignore_eos": True},
+            "sampling_params": params,
             "kv_hints": envelope(actions),
             "cache_salt": arm,
             "stream": True,

@@ -92,9 +92,8 @@ def test_at_the_same_position_the_next_tokens_are_the_same_to_the_last_bit(rotat
 
 
 VARIANTS = {
-    "storage": ("rotate+repair", (*HOST_TIER, "--hicache-storage-backend", "file"), 1),
+    "storage": ("rotate+repair", (*HOST_TIER, "--hicache-storage-backend", "file", "--disable-overlap-schedule"), 1),
     "ranks": ("kvcomm", ("--chunked-prefill-size", "128", *HOST_TIER), 2),
-    "no overlap": ("kvcomm+repair", ("--disable-overlap-schedule", "--page-size", "1"), 1),
 }
 
 
