@@ -1,9 +1,9 @@
 """Time to first token where agents hand each other text behind different role prompts, computed or reused.
 
-The shape is KVCOMM's (arXiv 2510.12872, section 5): every agent's prompt is a prefix of its own, the task, and the
-answers of all agents before it; answers are as long as they are there. Prefixes are cached in every arm, as they would
-be in service. Arms take turns program by program on one server, each in a namespace of its own, so that nothing but
-the arm's own requests is in its cache:
+The shape is that of KVCOMM's own measurement (arXiv 2510.12872): every agent's prompt is a prefix of its own, the task,
+and the answers of all agents before it; answers are as long as they are there. Prefixes are cached in every arm, as
+they would be in service. Arms take turns program by program on one server, each in a namespace of its own, so that
+nothing but the arm's own requests is in its cache:
 
     dense    SGLang's prefix cache: what is not a prefix is computed
     rotate   texts from elsewhere, keys moved

@@ -29,6 +29,9 @@ _OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_", "KVFLOW_SERVICE_", "KVFLOW_POR
 """Ours for other things, and what Kubernetes sets for a service that happens to be called kvflow."""
 
 
+ReuseMode = Literal["off", "rotate", "rotate+repair", "kvcomm", "kvcomm+repair"]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -92,7 +95,7 @@ class Commands(_Section):
 class Reuse(_Section):
     """Cross-agent reuse of text that is not a prefix, for requests that ask for it."""
 
-    mode: Literal["off", "rotate", "rotate+repair", "kvcomm", "kvcomm+repair"] = "off"
+    mode: ReuseMode = "off"
     """How KV from another context is corrected: keys moved to their new position; or that, and offsets learned from
     similar texts (KVCOMM), while texts like no other are computed. ``+repair`` computes a part of each nevertheless."""
     memory_gib: float = Field(default=4.0, gt=0)

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from kvflow.config import ReuseMode
 from kvflow.hints.fields import Name, Strict
-
-ReuseMode = Literal["off", "naive", "rotate", "rotate+repair", "kvcomm", "kvcomm+repair"]
 
 Place = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -43,5 +42,6 @@ class Segments(Strict):
     ranges: Annotated[list[SegmentRange], Field(max_length=256)] = Field(default_factory=list)
     messages: bool = False
     """Every chat message but system messages, besides ``ranges``; so for answers that other requests will quote."""
-    mode: ReuseMode | None = None
-    """How to correct KV; the server's ``reuse.mode`` if not given. Of no effect if that is ``off``."""
+    mode: Literal[ReuseMode, "naive"] | None = None
+    """How to correct KV; the server's ``reuse.mode`` if not given. Of no effect if that is ``off``.
+    ``naive`` corrects nothing: for comparison only."""

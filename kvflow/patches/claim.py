@@ -66,3 +66,8 @@ def claim_of(req: Any) -> PromptClaim | None:
         payloads = [a.payload for a in hints.actions if a.action_type == ACTION_TYPE] if hints is not None else []
         req._kvflow_claim = PromptClaim(**payloads[-1]) if payloads else None
     return req._kvflow_claim
+
+
+def namespace_of(req: Any) -> str:
+    """What a scheduler's request shares a cache with: its salt, and its extra key, adapters included."""
+    return f"{req.extra_key}/{req.cache_salt}"

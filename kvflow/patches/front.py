@@ -22,7 +22,7 @@ from kvflow.hints.models import SEGMENTS_TYPE
 from kvflow.patches import claim, commands_http
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
-from kvflow.patches.locating import find_slots, texts_of
+from kvflow.patches.locating import find_slots
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.predict import WorkflowUpdate
 
@@ -204,7 +204,7 @@ class Front:
             status, reason = Status.UNSUPPORTED, "reuse.mode is off"
         elif item.segments.mode != "off":
             prompt = text or ""
-            slots = find_slots(item.segments, lambda: tokenizer(prompt)["input_ids"], texts_of(tokenizer), text=prompt)
+            slots = find_slots(item.segments, lambda: tokenizer(prompt)["input_ids"], tokenizer, text=prompt)
             reuse = {"slots": slots, "mode": item.segments.mode}
             if not slots:
                 status, reason = Status.MISSING, "none of its texts were found in the prompt"

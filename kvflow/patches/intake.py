@@ -17,7 +17,7 @@ from kvflow.hints import Segments, decode_envelope
 from kvflow.hints.models import SEGMENTS_TYPE
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
-from kvflow.patches.locating import find_slots, plain_messages, texts_of
+from kvflow.patches.locating import find_slots, plain, roles_and_texts
 
 logger = logging.getLogger(__name__)
 
@@ -172,9 +172,7 @@ def _find_texts(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: An
         if action["action_type"] != SEGMENTS_TYPE:
             return action
         asked = Segments.model_validate(action.get("payload", {}))
-        slots = find_slots(
-            asked, lambda: _prompt(tokenizer, adapted), texts_of(tokenizer), messages=plain_messages(request)
-        )
+        slots = find_slots(asked, lambda: _prompt(tokenizer, adapted), tokenizer, messages=roles_and_texts(request))
         ranges = [{"start_tokens": start, "end_tokens": end, "name": name} for start, end, name in slots]
         return {**action, "payload": {"ranges": ranges, "mode": asked.mode}}
 
@@ -187,7 +185,7 @@ def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int
     None where rendering them alone does not give the beginning of the whole (a template of its own, or one that
     cannot render them): the boundary is then learned from prompts as without a declaration.
     """
-    messages = [_plain(message.model_dump(exclude_none=True)) for message in request.messages[:count]]
+    messages = [plain(message.model_dump(exclude_none=True)) for message in request.messages[:count]]
     tools = [tool.model_dump() for tool in request.tools] if request.tools else None
     extra = request.chat_template_kwargs or {}
     key = json.dumps([messages, tools, extra], default=str)
@@ -211,11 +209,3 @@ def _prompt(tokenizer: Any, adapted: Any) -> list[int]:
     """The tokens of a rendered chat."""
     prompt = adapted.input_ids
     return tokenizer.encode(adapted.text, add_special_tokens=False) if prompt is None else list(prompt)
-
-
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    """Join text parts, as SGLang does for templates that take strings."""
-    content = message.get("content")
-    if isinstance(content, list):
-        message["content"] = " ".join(part["text"] for part in content if part.get("type") == "text")
-    return message

@@ -17,30 +17,16 @@ _UNNAMED = "segment"
 _CACHED_TEXTS = 1024
 
 
-class Texts:
-    """Turns texts into tokens, each once.
-
-    Args:
-        tokenizer: SGLang's, of the Hugging Face kind.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        def encode(text: str) -> tuple[int, ...]:
-            return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-        self.tokens_of = lru_cache(maxsize=_CACHED_TEXTS)(encode)
-
-
-@lru_cache(maxsize=4)
-def texts_of(tokenizer: Any) -> Texts:
-    """The texts of a tokenizer."""
-    return Texts(tokenizer)
+@lru_cache(maxsize=_CACHED_TEXTS)
+def tokens_of(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """The tokens of a text that stands alone; agents quote the same ones again and again."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def find_slots(
     asked: Segments,
     prompt: Callable[[], Sequence[int]],
-    texts: Texts,
+    tokenizer: Any,
     *,
     messages: Sequence[tuple[str, str]] | None = None,
     text: str | None = None,
@@ -50,7 +36,7 @@ def find_slots(
     Args:
         asked: what it says.
         prompt: gives the prompt's tokens; called only if there is something to find in it.
-        texts: what tokens a text has.
+        tokenizer: SGLang's, of the Hugging Face kind.
         messages: role and text of each chat message.
         text: the prompt, if it came as one text.
 
@@ -61,7 +47,7 @@ def find_slots(
     if asked.messages or any(item.start_tokens is None for item in asked.ranges):
         located = Located(prompt())
     slots: list[SlotRange] = []
-    for start, end, name in _found(asked, located, texts, messages, text)[:_MAX_SLOTS]:
+    for start, end, name in _found(asked, located, tokenizer, messages, text)[:_MAX_SLOTS]:
         if all(end <= other[0] or other[1] <= start for other in slots):
             slots.append((start, end, name))
     return sorted(slots)
@@ -70,7 +56,7 @@ def find_slots(
 def _found(
     asked: Segments,
     prompt: Located | None,
-    texts: Texts,
+    tokenizer: Any,
     messages: Sequence[tuple[str, str]] | None,
     text: str | None,
 ) -> list[SlotRange]:
@@ -81,18 +67,18 @@ def _found(
             found.append((item.start_tokens, item.end_tokens, item.name or _UNNAMED))
             continue
         part = _text_of(item, messages, text)
-        run = prompt.find(texts.tokens_of(part), seen.get(part, 0)) if prompt and part else None
+        run = prompt.find(tokens_of(tokenizer, part), seen.get(part, 0)) if prompt and part else None
         if run is not None:
             seen[part] = run[1]
             found.append((*run, item.name or _UNNAMED))
-    return found + _messages(messages, prompt, texts) if asked.messages and messages and prompt else found
+    return found + _messages(messages, prompt, tokenizer) if asked.messages and messages and prompt else found
 
 
-def _messages(messages: Sequence[tuple[str, str]], prompt: Located, texts: Texts) -> list[SlotRange]:
+def _messages(messages: Sequence[tuple[str, str]], prompt: Located, tokenizer: Any) -> list[SlotRange]:
     found: list[SlotRange] = []
     after = 0
     for role, content in messages:
-        run = prompt.find(texts.tokens_of(content), after) if content else None
+        run = prompt.find(tokens_of(tokenizer, content), after) if content else None
         if run is None:
             continue
         after = run[1]
@@ -107,12 +93,15 @@ def _text_of(item: SegmentRange, messages: Sequence[tuple[str, str]] | None, tex
     return (text or "")[item.start : item.end]
 
 
-def plain_messages(request: Any) -> list[tuple[str, str]]:
-    """Role and text of the messages of a chat request, text parts joined as SGLang does."""
-    messages: list[tuple[str, str]] = []
-    for message in request.messages:
-        content = message.content
-        if isinstance(content, list):
-            content = " ".join(part.text for part in content if getattr(part, "type", "") == "text")
-        messages.append((message.role, content or ""))
-    return messages
+def plain(message: dict[str, Any]) -> dict[str, Any]:
+    """Join a chat message's text parts, as SGLang does for templates that take strings."""
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = " ".join(part["text"] for part in content if part.get("type") == "text")
+    return message
+
+
+def roles_and_texts(request: Any) -> list[tuple[str, str]]:
+    """Role and text of the messages of a chat request."""
+    messages = [plain(message.model_dump(exclude_none=True)) for message in request.messages]
+    return [(message["role"], message.get("content") or "") for message in messages]

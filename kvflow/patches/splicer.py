@@ -21,7 +21,7 @@ from kvflow.config import Settings
 from kvflow.errors import ReuseUnsupportedError
 from kvflow.patches import rows, switch
 from kvflow.patches.checks import Checks
-from kvflow.patches.claim import claim_of, reuse_of
+from kvflow.patches.claim import claim_of, namespace_of, reuse_of
 from kvflow.patches.guard import Guard
 from kvflow.patches.kv_pool import Pool, rotary_of
 from kvflow.patches.seams import Feature, Role
@@ -197,7 +197,7 @@ class Splicer:
         claim = claim_of(req)
         tokens = torch.tensor(list(req.origin_input_ids), dtype=torch.int64)
         slots = [Slot(start=start, end=min(end, len(tokens)), name=name) for start, end, name in asked["slots"]]
-        own = f"{claim.tenant if claim else ''}/{req.extra_key}/{req.cache_salt}"
+        own = f"{claim.tenant if claim else ''}/{namespace_of(req)}"
         return Prompt(
             namespace=asked.get("namespace", own),
             workflow_type=asked.get("workflow_type", claim.workflow_type if claim else ""),

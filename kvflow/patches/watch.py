@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from kvflow.engine import Tier, digests
 from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall
-from kvflow.patches.claim import claim_of
+from kvflow.patches.claim import claim_of, namespace_of
 from kvflow.patches.guard import Guard
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Watch:
         rest_tokens = 0
         if checkpointed:
             tokens = req.full_untruncated_fill_ids[: self._cache.publishable(req, req.owned_kv_len())]
-            whole = digests(tokens, _namespace(req), self._cache.tree_core.unit_tokens, known=prompt)
+            whole = digests(tokens, namespace_of(req), self._cache.tree_core.unit_tokens, known=prompt)
             self._cache.accounting.cached(whole[len(prompt) :])
             rest_tokens = self._rest_tokens(len(tokens))
         self._cache.trust.ended(req.rid, whole, self.memory(), rest_tokens)
@@ -113,12 +113,8 @@ class Watch:
         """Digests of what of a request's prompt can be cached, computed once."""
         if not hasattr(req, "_kvflow_digests"):
             tokens = req.origin_input_ids[: self._cache.publishable(req, len(req.origin_input_ids))]
-            req._kvflow_digests = digests(tokens, _namespace(req), self._cache.tree_core.unit_tokens)
+            req._kvflow_digests = digests(tokens, namespace_of(req), self._cache.tree_core.unit_tokens)
         return req._kvflow_digests
-
-
-def _namespace(req: Any) -> str:
-    return f"{req.extra_key}/{req.cache_salt}"
 
 
 def _hits(req: Any) -> dict[Tier, int]:

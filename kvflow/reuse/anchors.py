@@ -1,9 +1,10 @@
 """Anchors: how a text's KV differed in an agent's context, remembered to predict how another text's will.
 
-Source: KVCOMM (arXiv 2510.12872), section 3 and appendix: a placeholder of a prompt (here: a slot) keeps up to V
-examples, each with the offset of its KV in context from its base KV. A new text is served with its base KV plus the
-offsets of similar examples, weighted by ``softmax(-‖h_φ - h_ψ‖)``; it is not, and becomes an example itself, if it is
-longer than all of them or the weights' entropy exceeds ``γ log V``. As in the authors' code, h are the base values.
+Source: KVCOMM (arXiv 2510.12872), its anchors, sharing criterion and offset approximation: a placeholder of a prompt
+(here: a slot) keeps up to V examples, each with the offset of its KV in context from its base KV. A new text is served
+with its base KV plus the offsets of similar examples, weighted by ``softmax(-‖h_φ - h_ψ‖)``; it is not, and becomes an
+example itself, if it is longer than all of them or the weights' entropy exceeds ``γ log V``. As in the authors' code,
+h are the base values.
 
 Four departures. A text that is an anchor's own is served from that one; KVCOMM would find its weights undecided if it
 has been seen twice. Offsets of keys are kept without rotary embedding, so that they hold at every position. Weights

@@ -1,9 +1,9 @@
 """The quality gate: what reuse does to answers is measured, and where it does too much, it stops.
 
-Some of the prompts that were spliced are computed once more without it, off the critical path, and the distributions of
-the token that follows are compared. A slot whose texts do not pass is computed from then on; after a rest it is tried
-again, on copies of prompts nobody waits for, and opened when those pass. Distances between KV play no part: they say
-little about answers (arXiv 2605.25971 and others; see ``docs/reuse.md``).
+Some of the prompts that were spliced are computed twice more, spliced and exactly, off the critical path, and the
+distributions of a token that follows are compared. A slot whose texts do not pass is computed from then on; after a
+rest it is tried again, on copies of prompts nobody waits for, and opened when those pass. Distances between KV play no
+part: they say little about answers.
 """
 
 from __future__ import annotations
