@@ -6,8 +6,9 @@ Tensors only; knows nothing of SGLang.
 from kvflow.reuse.gate import Difference, QualityGate, SlotKey
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
+from kvflow.reuse.plan import Plan
 from kvflow.reuse.prompt import Method, Mode, Prompt, Slot
-from kvflow.reuse.reuse import Plan, Reuse
+from kvflow.reuse.reuse import Reuse
 from kvflow.reuse.rotation import Rotary, Turn, rotate, rotate_exactly
 from kvflow.reuse.splice import Chunk, Graft, cut
 

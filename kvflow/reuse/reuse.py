@@ -8,88 +8,24 @@ that tensor-parallel ranks decide alike; the one thing they have to tell each ot
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
-from kvflow.reuse.anchors import Anchor, AnchorPool, Weighing, combined
+from kvflow.reuse.anchors import Anchor, AnchorPool, Weighing
+from kvflow.reuse.correct import Corrector
 from kvflow.reuse.gate import Door, QualityGate, SlotKey
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
+from kvflow.reuse.plan import Counters, Found, Lesson, Plan, PoolKey
 from kvflow.reuse.prompt import Mode, Prompt, Slot
-from kvflow.reuse.rotation import Rotary, rotate, rotate_exactly
+from kvflow.reuse.rotation import Rotary
 from kvflow.reuse.segments import SHARED_TOKENS, Match, Origin, Segment, SegmentStore
 from kvflow.reuse.sketch import Sketcher
 from kvflow.reuse.splice import Graft, repaired
 
-PoolKey = tuple[str, str, str, str, Origin]
-"""Namespace, workflow type, slot, agent, and where the base KV comes from."""
-
 Read = Callable[[int, int], KV]
 """Gives a copy of the KV of a prompt's tokens [start, end), on the model's device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A text of a slot that is at hand.
-
-    Attributes:
-        after: where the tokens end that follow it and stand in no slot, or begin its next known text.
-        closed: the quality gate does not let it in.
-    """
-
-    slot: Slot
-    match: Match
-    after: int
-    closed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """A text whose offset becomes known once the prompt has been computed."""
-
-    pool: PoolKey
-    found: Found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What becomes of one prompt.
-
-    Attributes:
-        exact_tokens: KV from here on depends on what was put in.
-        missing: where in slots texts are that are not at hand, as [start, end).
-        check: slots for whose sake the prompt is to be computed again, spliced and exactly.
-    """
-
-    exact_tokens: int
-    check: tuple[SlotKey, ...] = ()
-    grafts: tuple[Graft, ...] = ()
-    lessons: tuple[Lesson, ...] = ()
-    missing: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(slots=True)
-class Counters:
-    """What has happened since the start.
-
-    Attributes:
-        prompts: that asked for reuse.
-        spliced: those into which something was put.
-        slot_tokens: tokens of their slots that were not cached.
-        grafted_tokens: tokens put in.
-        learned: anchors added.
-        segments: texts remembered.
-        dense: slots computed although their text was at hand, by reason.
-    """
-
-    prompts: int = 0
-    spliced: int = 0
-    slot_tokens: int = 0
-    grafted_tokens: int = 0
-    learned: int = 0
-    segments: int = 0
-    dense: dict[str, int] = field(default_factory=dict)
 
 
 class Reuse:
@@ -123,7 +59,7 @@ class Reuse:
         self.pools: dict[PoolKey, AnchorPool] = {}
         self.counters = Counters()
         self.gate = gate or QualityGate()
-        self._rotary = rotary
+        self._corrector = Corrector(rotary)
         self._sketcher = Sketcher()
         self._min_tokens = max(min_tokens, SHARED_TOKENS)
         self._anchors = anchors
@@ -169,25 +105,8 @@ class Reuse:
                 self.memory.release(anchor)
 
     def fill(self, prompt: Prompt, graft: Graft, device: torch.device) -> KV:
-        """Compute what is put in for a graft.
-
-        Returns:
-            float32 or the model's dtype; for the positions of the graft, on ``device``.
-        """
-        tokens = graft.end - graft.start
-        target = torch.arange(graft.start, graft.end)
-        correction = self._correction(graft, target, device) if graft.anchors else None
-        if graft.segment is None:
-            assert correction is not None, "without a segment there are anchors"
-            return correction
-        base = graft.segment.kv.span(graft.offset, graft.offset + tokens).to(device)
-        source = graft.segment.position + graft.offset
-        if prompt.method.mode is not Mode.NAIVE and source != graft.start:
-            turn = self._rotary.turn(torch.arange(source, source + tokens), target)
-            base = KV(rotate(base.keys, turn, neox=self._rotary.neox), base.values)
-        if correction is None:
-            return base
-        return KV(base.keys.float() + correction.keys, base.values.float() + correction.values)
+        """Compute what is put in for a graft, see :meth:`~kvflow.reuse.correct.Corrector.fill`."""
+        return self._corrector.fill(graft, device, moved=prompt.method.mode is not Mode.NAIVE)
 
     def computed(self, prompt: Prompt, plan: Plan, read: Read) -> None:
         """Learn from a prompt that has been computed: new texts, and offsets of known ones.
@@ -287,25 +206,6 @@ class Reuse:
         part = part.within(cached_tokens, len(prompt.tokens)) if part is not None else None
         return part if part is not None and part.end - part.start >= self._min_tokens // 2 else None
 
-    def _correction(self, graft: Graft, target: torch.Tensor, device: torch.device) -> KV:
-        """What anchors add to the base, or have instead of one, at the positions of a graft."""
-        tokens = graft.end - graft.start
-        parts: list[tuple[KV, float]] = []
-        for anchor, weight in graft.anchors:
-            held = anchor.offset if graft.segment is not None else anchor.following
-            assert held is not None, "only anchors that kept it are asked"
-            first = graft.place - (anchor.start if graft.segment is not None else 0)
-            parts.append((held.span(first, first + tokens).to(device), weight))
-        sum_ = combined(parts)
-        turn = self._rotary.turn(torch.zeros_like(target), target)
-        return KV(rotate(sum_.keys, turn, neox=self._rotary.neox), sum_.values)
-
-    def _home(self, kv: KV, position: int) -> KV:
-        """Take the rotary embedding off the keys of consecutive tokens; float32."""
-        source = torch.arange(position, position + len(kv))
-        turn = self._rotary.turn(source, torch.zeros_like(source))
-        return KV(rotate_exactly(kv.keys, turn, neox=self._rotary.neox), kv.values.float())
-
     def _remember(
         self,
         prompt: Prompt,
@@ -334,12 +234,12 @@ class Reuse:
         match, after = lesson.found.match, lesson.found.after
         seen = read(match.start, after)
         tokens = match.end - match.start
-        actual = self._home(seen.span(0, tokens), match.start)
+        actual = self._corrector.home(seen.span(0, tokens), match.start)
         stored = match.segment.kv.span(match.offset, match.offset + tokens).to(seen.keys.device)
-        base = self._home(stored, match.segment.position + match.offset)
+        base = self._corrector.home(stored, match.segment.position + match.offset)
         following = None
         if after - match.end >= self._min_tokens:
-            following = self._home(seen.span(tokens, len(seen)), match.end)
+            following = self._corrector.home(seen.span(tokens, len(seen)), match.end)
         anchor = Anchor(
             start=match.start - lesson.found.slot.start,
             value_sketch=match.segment.value_sketch[match.offset : match.offset + tokens].clone(),

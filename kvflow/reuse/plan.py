@@ -1,0 +1,76 @@
+"""What becomes of one prompt: what is put in, what is learned from it, and what has been counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvflow.reuse.gate import SlotKey
+from kvflow.reuse.prompt import Slot
+from kvflow.reuse.segments import Match, Origin
+from kvflow.reuse.splice import Graft
+
+PoolKey = tuple[str, str, str, str, Origin]
+"""Namespace, workflow type, slot, agent, and where the base KV comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A text of a slot that is at hand.
+
+    Attributes:
+        after: where the tokens end that follow it and stand in no slot, or begin its next known text.
+        closed: the quality gate does not let it in.
+    """
+
+    slot: Slot
+    match: Match
+    after: int
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """A text whose offset becomes known once the prompt has been computed."""
+
+    pool: PoolKey
+    found: Found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What becomes of one prompt.
+
+    Attributes:
+        exact_tokens: KV from here on depends on what was put in.
+        missing: where in slots texts are that are not at hand, as [start, end).
+        check: slots for whose sake the prompt is to be computed again, spliced and exactly.
+    """
+
+    exact_tokens: int
+    check: tuple[SlotKey, ...] = ()
+    grafts: tuple[Graft, ...] = ()
+    lessons: tuple[Lesson, ...] = ()
+    missing: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start.
+
+    Attributes:
+        prompts: that asked for reuse.
+        spliced: those into which something was put.
+        slot_tokens: tokens of their slots that were not cached.
+        grafted_tokens: tokens put in.
+        learned: anchors added.
+        segments: texts remembered.
+        dense: slots computed although their text was at hand, by reason.
+    """
+
+    prompts: int = 0
+    spliced: int = 0
+    slot_tokens: int = 0
+    grafted_tokens: int = 0
+    learned: int = 0
+    segments: int = 0
+    dense: dict[str, int] = field(default_factory=dict)
