@@ -104,6 +104,11 @@ class Reuse(_Section):
     """Shorter runs are computed."""
     repair_tokens: int = Field(default=16, ge=0)
     """Tokens at the start of each text that ``+repair`` computes (EPIC)."""
+    repair_share: float = Field(default=0.15, ge=0, le=1)
+    """Share of the other tokens that it computes: those whose KV the new context changes most (CacheBlend). Finding
+    them computes the first layers for all tokens."""
+    repair_layer: int = Field(default=1, ge=0)
+    """Layer, counted from 0, whose keys and values show that."""
     anchors: int = Field(default=20, ge=2)
     """Examples kept of each slot of an agent's prompt (KVCOMM's V)."""
     entropy: float = Field(default=0.3, ge=0, le=1)
@@ -114,7 +119,10 @@ class Reuse(_Section):
     divergence: float = Field(default=0.2, ge=0)
     """Mean Kullback-Leibler divergence of the next token's distribution that is still accepted, in nats."""
     check_every: int = Field(default=8, ge=1)
-    """One of so many prompts with reuse is computed a second time to compare, once nobody waits for it any more."""
+    """One of so many prompts with reuse is computed a second time to compare, once nobody waits for it any more; and
+    one of so many workflows is computed at once, if its type reports outcomes."""
+    outcome_loss: float = Field(default=0.05, ge=0, le=1)
+    """How much lower the mean outcome of workflows (``kvflow.feedback``) may be with reuse than without."""
 
     @field_validator("mode", mode="before")
     @classmethod

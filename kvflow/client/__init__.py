@@ -7,7 +7,7 @@ program, or holds it up for longer than the first question to a server takes: a 
     decorators   workflow, step, agent, tool      scopes, tool_call   what happens when one begins and ends
     context      who is running, in this task     wrapping            running a function inside a scope
     carriers     openai_sdk, httpx_client         hinting             the envelope for one request
-    segments     texts that several prompts quote
+    segments     texts that several prompts quote    feedback  what came of a workflow
     facts        telling what happens             outbox              facts on their way
     server       one server, and what it knows    answer              a question to it
     recorder     writing down what happens, for ``kvflow trace record``
@@ -16,6 +16,7 @@ program, or holds it up for longer than the first question to a server takes: a 
 from kvflow.client.carriers import instrument, uninstrument
 from kvflow.client.context import StepContext, carry, current
 from kvflow.client.decorators import agent, step, tool, workflow
+from kvflow.client.feedback import feedback
 from kvflow.client.hinting import extra_body
 from kvflow.client.httpx_client import httpx_hook
 from kvflow.client.outbox import configure, flush
@@ -28,6 +29,7 @@ __all__ = [
     "configure",
     "current",
     "extra_body",
+    "feedback",
     "flush",
     "httpx_hook",
     "instrument",

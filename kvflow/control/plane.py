@@ -14,7 +14,7 @@ from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END, START, steps_to_execution
-from kvflow.hints import VERBS, DecodedFact, Outcome, Status, StepFact, ToolFact
+from kvflow.hints import VERBS, DecodedFact, FeedbackFact, Outcome, Status, StepFact, ToolFact
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
@@ -27,10 +27,12 @@ class Intake:
     Attributes:
         outcomes: one per fact, in order.
         updates: predictions that changed, to be sent to every scheduler rank in this order.
+        feedback: workflows and their outcomes, for the ranks too.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     updates: list[WorkflowUpdate] = field(default_factory=list)
+    feedback: list[tuple[str, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -85,13 +87,15 @@ class ControlPlane:
             fact = item.fact
             if isinstance(fact, StepFact):
                 status, reason = self._step(fact, intake, asks=fact is asking)
-            else:
+            elif isinstance(fact, ToolFact):
                 status, reason = self._tool(fact, intake)
+            else:
+                status, reason = self._feedback(fact, intake)
             intake.outcomes.append(
                 Outcome(action_id=item.action_id, action_type=item.action_type, status=status, reason=reason)
             )
         self.count(intake.outcomes)
-        return Intake(outcomes=intake.outcomes, updates=_latest(intake.updates))
+        return replace(intake, updates=_latest(intake.updates))
 
     def answered(self, workflow_id: str, agent: str) -> list[WorkflowUpdate]:
         """A request of an agent has been answered, or given up."""
@@ -205,6 +209,13 @@ class ControlPlane:
             self._retire(workflow, intake)
         else:
             self._predict(workflow, intake)
+        return Status.ACCEPTED, ""
+
+    def _feedback(self, fact: FeedbackFact, intake: Intake) -> tuple[Status, str]:
+        """Pass an outcome on; the workflow may be over by now, and known to the schedulers only."""
+        if self._settings.reuse.mode == "off":
+            return Status.UNSUPPORTED, "reuse.mode is off, and outcomes judge nothing but reuse"
+        intake.feedback.append((fact.workflow_id, fact.outcome))
         return Status.ACCEPTED, ""
 
     def _tool(self, fact: ToolFact, intake: Intake) -> tuple[Status, str]:

@@ -4,7 +4,7 @@ pydantic models at the edge of the HTTP process and of the client; nothing below
 nothing of graphs, policies or SGLang.
 """
 
-from kvflow.hints.build import command_action, envelope, segments_action, step_action, tool_action
+from kvflow.hints.build import command_action, envelope, feedback_action, segments_action, step_action, tool_action
 from kvflow.hints.commands import VERBS, AgentTarget, Command, PromptTarget, Target, WorkflowTarget
 from kvflow.hints.models import (
     DecodedCommand,
@@ -12,6 +12,7 @@ from kvflow.hints.models import (
     DecodedHints,
     DecodedSegments,
     Fact,
+    FeedbackFact,
     Outcome,
     Status,
     StepFact,
@@ -29,6 +30,7 @@ __all__ = [
     "DecodedHints",
     "DecodedSegments",
     "Fact",
+    "FeedbackFact",
     "Outcome",
     "PromptTarget",
     "SegmentRange",
@@ -41,6 +43,7 @@ __all__ = [
     "command_action",
     "decode_envelope",
     "envelope",
+    "feedback_action",
     "segments_action",
     "step_action",
     "tool_action",

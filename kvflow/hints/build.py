@@ -10,15 +10,25 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from kvflow.hints.commands import VERBS, Command
-from kvflow.hints.models import ACTION_VERSION, PROTOCOL_VERSION, SEGMENTS_TYPE, Fact, StepFact, ToolFact
+from kvflow.hints.models import (
+    ACTION_VERSION,
+    FACT_MODELS,
+    PROTOCOL_VERSION,
+    SEGMENTS_TYPE,
+    Fact,
+    FeedbackFact,
+    StepFact,
+    ToolFact,
+)
 from kvflow.hints.segments import Segments
 
 _counter = itertools.count()
+_TYPES = {model: action_type for action_type, model in FACT_MODELS.items()}
 
 
 def action(fact: Fact) -> dict[str, Any]:
     """Wrap a fact into an action of the wire format; fields at their default are left out."""
-    return _action("kvflow.step" if isinstance(fact, StepFact) else "kvflow.tool", fact)
+    return _action(_TYPES[type(fact)], fact)
 
 
 def command_action(verb: str, **fields: Any) -> dict[str, Any]:
@@ -58,6 +68,15 @@ def tool_action(**fields: Any) -> dict[str, Any]:
         pydantic.ValidationError: a field is missing or out of range.
     """
     return action(ToolFact(**fields))
+
+
+def feedback_action(**fields: Any) -> dict[str, Any]:
+    """Build a ``kvflow.feedback`` action; fields as in :class:`FeedbackFact`.
+
+    Raises:
+        pydantic.ValidationError: a field is missing or out of range.
+    """
+    return action(FeedbackFact(**fields))
 
 
 def segments_action(**fields: Any) -> dict[str, Any]:

@@ -105,11 +105,23 @@ class ToolFact(Strict):
     expected_s: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = None
 
 
-Fact = StepFact | ToolFact
+class FeedbackFact(Strict):
+    """``kvflow.feedback``: how well a workflow did what it was for, e.g. whether its tests passed."""
+
+    workflow_id: Identifier
+    outcome: Annotated[float, Field(ge=0, le=1, strict=False)]
+    """1 is success, 0 failure."""
+
+
+Fact = StepFact | ToolFact | FeedbackFact
 
 SEGMENTS_TYPE = "kvflow.segments"
 
-FACT_MODELS: dict[str, type[StepFact] | type[ToolFact]] = {"kvflow.step": StepFact, "kvflow.tool": ToolFact}
+FACT_MODELS: dict[str, type[Fact]] = {
+    "kvflow.step": StepFact,
+    "kvflow.tool": ToolFact,
+    "kvflow.feedback": FeedbackFact,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,7 +327,7 @@ SEAMS: tuple[Seam, ...] = (
         feature=Feature.REUSE,
         target="sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
         parameters=("self", "batch"),
-        body="kvflow.patches.splicer:forward",
+        body="kvflow.patches.reuse_hooks:forward",
         why="Puts KV from elsewhere into a request's own pages, and computes the rest of its prompt.",
     ),
     Seam(
@@ -337,7 +337,7 @@ SEAMS: tuple[Seam, ...] = (
         feature=Feature.REUSE,
         target="sglang.srt.model_executor.model_runner.ModelRunner.sample",
         parameters=("self", "logits_output"),
-        body="kvflow.patches.splicer:before_sampling",
+        body="kvflow.patches.reuse_hooks:before_sampling",
         why="Keeps the logits of prompts that the quality gate compares.",
     ),
     Seam(

@@ -183,14 +183,21 @@ class Front:
         if updates:
             self._tick(updates)
 
-    def _tick(self, updates: list[WorkflowUpdate], *, load_token_s: float = 0.0) -> None:
+    def _tick(
+        self,
+        updates: list[WorkflowUpdate],
+        *,
+        load_token_s: float = 0.0,
+        feedback: list[tuple[str, float]] | None = None,
+    ) -> None:
         wire = [update.to_wire() for update in updates]
-        message = KvflowUpdates(now_s=self._clock(), load_token_s=load_token_s, updates=wire)
+        message = KvflowUpdates(now_s=self._clock(), load_token_s=load_token_s, updates=wire, feedback=feedback or [])
         self._tokenizer_manager._dispatch_to_scheduler(message)
 
     def _take(self, facts: tuple[DecodedFact, ...], *, with_request: bool = False) -> list[Outcome]:
         intake = self.plane.take(facts, with_request=with_request)
-        self.send(intake.updates)
+        if intake.updates or intake.feedback:
+            self._tick(intake.updates, feedback=intake.feedback)
         if not self._timers:
             jobs = (self._keep_time(), self._listen())
             self._timers = [asyncio.get_running_loop().create_task(job) for job in jobs]

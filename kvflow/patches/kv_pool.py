@@ -42,11 +42,16 @@ class Pool:
         self._rows = runner.req_to_token_pool
         self.device = self._keys[0].device
 
-    def read(self, row: int, start: int, end: int) -> KV:
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        return len(self._keys)
+
+    def read(self, row: int, start: int, end: int, layers: slice = slice(None)) -> KV:
         """Copy the KV of a request's tokens [start, end)."""
         slots = self._rows.req_to_token[row, start:end].long()
-        keys = torch.stack([layer[slots] for layer in self._keys])
-        values = torch.stack([layer[slots] for layer in self._values])
+        keys = torch.stack([layer[slots] for layer in self._keys[layers]])
+        values = torch.stack([layer[slots] for layer in self._values[layers]])
         return KV(keys, values)
 
     def write(self, row: int, start: int, kv: KV) -> None:
@@ -88,7 +93,7 @@ def rotary_of(runner: Any) -> Rotary:
     """Find a model's rotary embedding, and test that turning its keys gives what the model would have computed.
 
     Raises:
-        ReuseUnsupportedError: it has none, several, or one that we do not know how to turn.
+        ReuseUnsupportedError: it has none, several, or one that we do not know how to apply.
     """
     modules = [
         module
@@ -129,6 +134,6 @@ def _turning_error(embedding: Any, rotary: Rotary, heads: int, size: int, dtype:
         _, keys = embedding(positions.to(device), plain.clone(), plain.clone())
         return keys.view(1, len(positions), heads, size)
 
-    moved = rotate(embedded(source), rotary.turn(source, target), neox=rotary.neox)
+    moved = rotate(embedded(source), rotary.between(source, target), neox=rotary.neox)
     wanted = embedded(target).float()
     return float((moved - wanted).abs().max() / wanted.abs().max())

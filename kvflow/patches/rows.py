@@ -15,17 +15,32 @@ import torch
 Run = tuple[int, int, int]
 
 
-def compute(batch: Any, runner: Any, runs: Sequence[Run]) -> None:
-    """Run a forward pass for KV only: nothing is sampled, and the batch stays as it is."""
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+def compute(batch: Any, runner: Any, runs: Sequence[Run], layers: int | None = None) -> None:
+    """Run a forward pass for KV only: nothing is sampled, and the batch stays as it is.
 
+    Args:
+        batch: of extend mode.
+        runner: SGLang's ``ModelRunner``.
+        runs: of its requests.
+        layers: only the first so many; see :func:`by_layers`.
+    """
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+
+    part = _of_runs(batch, runner, runs)
+    if layers is not None:
+        part.forward_mode = ForwardMode.SPLIT_PREFILL
     forward_batch = ForwardBatch.init_new(
-        _of_runs(batch, runner, runs),
+        part,
         runner,
         capture_hidden_mode=CaptureHiddenMode.NULL,
         return_hidden_states_before_norm=False,
     )
-    runner.forward(forward_batch)
+    runner.forward(forward_batch, split_forward_count=layers or 1)
+
+
+def by_layers(runner: Any) -> bool:
+    """Whether the first layers of its model can be computed alone (SGLang's split prefill)."""
+    return hasattr(runner.model, "forward_split_prefill")
 
 
 def beginning_later(batch: Any, starts: Sequence[int]) -> Any:

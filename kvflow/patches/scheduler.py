@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang.utils import TypeBasedDispatcher
 
-from kvflow.patches import splicer, switch
+from kvflow.patches import reuse_hooks, switch
 from kvflow.patches.guard import degraded, note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.patches.orders import require_servable
@@ -26,7 +26,7 @@ def dispatch(result: None, self: Any) -> None:
             (KvflowQuery, lambda message: answer(self.tree_cache, message)),
         ]
     )
-    self.tree_cache.kvflow_reuse_problem = splicer.start(self)
+    self.tree_cache.kvflow_reuse_problem = reuse_hooks.start(self)
 
 
 def take_updates(cache: Any, message: KvflowUpdates) -> None:
@@ -40,6 +40,9 @@ def take_updates(cache: Any, message: KvflowUpdates) -> None:
             cache.coordinator.apply(WorkflowUpdate.from_wire(update))
         except Exception:
             note("applying predictions")
+    for workflow_id, outcome in message.feedback:
+        if cache.splicer is not None:
+            cache.splicer.feedback(workflow_id, outcome)
 
 
 def answer(cache: Any, message: KvflowQuery) -> KvflowAnswer:

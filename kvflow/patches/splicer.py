@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from typing import Any
-from zlib import crc32
 
 import torch
 
-from kvflow import config
 from kvflow.config import Settings
-from kvflow.errors import ReuseUnsupportedError
-from kvflow.patches import rows, switch
+from kvflow.patches import refusals
 from kvflow.patches.checks import Checks
 from kvflow.patches.claim import claim_of, namespace_of, reuse_of
 from kvflow.patches.guard import Guard
-from kvflow.patches.kv_pool import Pool, rotary_of
-from kvflow.patches.seams import Feature, Role
-from kvflow.reuse import KV, Chunk, HostMemory, Method, Mode, Plan, Prompt, QualityGate, Reuse, Slot, cut
+from kvflow.patches.kv_pool import rotary_of
+from kvflow.patches.splicing import Spliced, Splicing
+from kvflow.reuse import KV, HostMemory, Method, Mode, Outcomes, Plan, Prompt, QualityGate, Reuse, Slot, cut
 
 logger = logging.getLogger(__name__)
-
-_SEPARATE_RUNS = frozenset({"flashinfer"})
-"""Attention backends that write KV after attention within a layer: a later run would not see an earlier one's."""
 
 
 @dataclass(slots=True)
@@ -64,11 +57,9 @@ class Splicer:
 
     def __init__(self, scheduler: Any, settings: Settings) -> None:
         runner = scheduler.tp_worker.model_runner
-        _refuse(scheduler.server_args)
-        self._runner = runner
-        self._pool = Pool(runner)
-        self._ranks = _cpu_group() if scheduler.server_args.tp_size > 1 else None
-        self._together = runner.prefill_attention_backend_str not in _SEPARATE_RUNS
+        refusals.of_server(scheduler.server_args)
+        ranks = _cpu_group() if scheduler.server_args.tp_size > 1 else None
+        self._splicing = Splicing(runner, ranks, settings.reuse.repair_layer)
         self._settings = settings.reuse
         self._guard = Guard("reuse")
         self.refused: Counter[str] = Counter()
@@ -79,10 +70,11 @@ class Splicer:
             rotary_of(runner),
             HostMemory(int(settings.reuse.memory_gib * 2**30)),
             gate=gate,
+            outcomes=Outcomes(settings.reuse.outcome_loss, settings.reuse.check_every),
             min_tokens=settings.reuse.min_tokens,
             anchors=settings.reuse.anchors,
             entropy=settings.reuse.entropy,
-            total=self._total,
+            total=self._splicing.total,
             keep=_on_host,
         )
 
@@ -90,17 +82,20 @@ class Splicer:
         """Run a batch's forward pass, some of its prompts spliced."""
         if not self._asked(batch):
             return original(worker, batch, *args, **kwargs)
-        chunks = self._guard.run(self._prepare, batch, default=None)
+        nothing: list[Spliced | None] = [None] * len(batch.reqs)
+        spliced = self._guard.run(self._prepare, batch, default=nothing)
         self._sampled = self._guard.run(self._checked, batch, default=[])
-        if self._agreed(chunks) and chunks is not None:
+        if any(spliced):
             worker.set_hicache_consumer(batch.hicache_consumer_index)
-            for runs in self._rounds(chunks):
-                rows.compute(batch, self._runner, runs)
-            starts = [chunk.rest if chunk else start for chunk, start in zip(chunks, batch.prefix_lens, strict=True)]
-            batch = rows.beginning_later(batch, starts)
+        batch = self._splicing.compute(batch, spliced) or batch
         result = original(worker, batch, *args, **kwargs)
         self._sampled = []
         return result
+
+    @property
+    def samples(self) -> bool:
+        """Whether logits of this forward pass are wanted."""
+        return bool(self._sampled)
 
     def before_sampling(self, logits: torch.Tensor) -> None:
         """Keep the logits of copies made for checks; sampling may change them in place."""
@@ -126,16 +121,22 @@ class Splicer:
                 logger.warning("kvflow: reuse of %s in %s changes answers too much: computed from now on", *slot[::-1])
                 self.reuse.distrust(slot)
 
+    def feedback(self, workflow_id: str, outcome: float) -> None:
+        """An application says what came of a workflow, from 0 to 1."""
+        for slot in self._guard.run(self.reuse.feedback, workflow_id, outcome, default=[]):
+            logger.warning("kvflow: reuse of %s in %s makes outcomes worse: computed from now on", *slot[::-1])
+
     def stats(self) -> dict[str, Any]:
         """What has happened, for ``/kvflow/v1/stats``."""
         reuse = self.reuse
         return {
             **asdict(reuse.counters),
+            "repaired_tokens": self._splicing.repaired_tokens,
             "refused": dict(self.refused),
             "texts": len(reuse.segments),
             "anchors": sum(len(pool.anchors) for pool in reuse.pools.values()),
             "checks": self.checks.compared,
-            "gate": reuse.gate.report(),
+            "gate": reuse.report(),
             "held_bytes": reuse.memory.used_bytes,
             "dropped": reuse.memory.dropped,
         }
@@ -147,24 +148,24 @@ class Splicer:
             and any(reuse_of(req) is not None for req in batch.reqs)
         )
 
-    def _prepare(self, batch: Any) -> list[Chunk | None] | None:
-        """Plan, and put in what belongs into this chunk of each request; None if that is nothing.
+    def _prepare(self, batch: Any) -> list[Spliced | None]:
+        """Plan, and put in what belongs into this chunk of each request.
 
         Nothing is lost if it fails half way: what is not spliced is computed, over what was put in.
         """
-        chunks: list[Chunk | None] = []
-        for row, req in enumerate(batch.reqs):
-            start = batch.prefix_lens[row]
-            state = self._state(req, start)
-            if state is None or state.prompt is None or state.plan is None or not state.plan.grafts:
-                chunks.append(None)
-                continue
-            chunk = cut(state.plan.grafts, start, start + batch.extend_lens[row])
-            slots = int(batch.req_pool_indices_cpu[row])
-            for graft in chunk.grafts:
-                self._pool.write(slots, graft.start, self.reuse.fill(state.prompt, graft, self._pool.device))
-            chunks.append(chunk if chunk.grafts else None)
-        return chunks if any(chunks) else None
+        return [self._put(batch, row, req) for row, req in enumerate(batch.reqs)]
+
+    def _put(self, batch: Any, row: int, req: Any) -> Spliced | None:
+        start = batch.prefix_lens[row]
+        state = self._state(req, start)
+        if state is None or state.prompt is None or state.plan is None:
+            return None
+        chunk = cut(state.plan.grafts, start, start + batch.extend_lens[row])
+        if not chunk.grafts:
+            return None
+        fills = [self.reuse.fill(state.prompt, graft, self._splicing.pool.device) for graft in chunk.grafts]
+        slots = int(batch.req_pool_indices_cpu[row])
+        return self._splicing.put(slots, chunk, fills, state.prompt.method.repair_share)
 
     def _state(self, req: Any, cached_tokens: int) -> _State | None:
         state: _State | None = getattr(req, "_kvflow_splice", None)
@@ -189,7 +190,7 @@ class Splicer:
 
     def _prompt(self, req: Any, asked: dict[str, Any]) -> Prompt | None:
         """What a request asks for; None if it asks for nothing that can be done."""
-        reason = _refusal(req)
+        reason = refusals.of_request(req)
         if reason:
             self.refused[reason] += 1
         if reason or not asked["slots"]:
@@ -206,23 +207,19 @@ class Splicer:
             slots=tuple(slot for slot in slots if slot.start < slot.end),
             method=self._method(asked.get("mode") or self._settings.mode),
             trial="check" in asked,
+            workflow_id=claim.workflow_id if claim else "",
         )
 
     def _method(self, mode: str) -> Method:
         name, _, repair = mode.partition("+")
-        return Method(mode=Mode(name), repair_tokens=self._settings.repair_tokens if repair else 0)
-
-    def _rounds(self, chunks: Sequence[Chunk | None]) -> list[list[rows.Run]]:
-        """What is computed before the rest: all at once, or run after run where attention asks for it."""
-        of_rows = [[(row, *run) for run in chunk.runs] if chunk else [] for row, chunk in enumerate(chunks)]
-        if self._together:
-            together = [run for runs in of_rows for run in runs]
-            return [together] if together else []
-        return [[run for run in round_ if run is not None] for round_ in zip_longest(*of_rows)]
+        if not repair:
+            return Method(mode=Mode(name))
+        settings = self._settings
+        return Method(mode=Mode(name), repair_tokens=settings.repair_tokens, repair_share=settings.repair_share)
 
     def _show(self, req: Any, prompt: Prompt, plan: Plan, up_to: int) -> None:
         def read(start: int, end: int) -> KV:
-            return self._pool.read(req.kv.req_pool_idx, start, end)
+            return self._splicing.pool.read(req.kv.req_pool_idx, start, end)
 
         state: _State = req._kvflow_splice
         if not state.shown:
@@ -233,59 +230,6 @@ class Splicer:
                 self.checks.begin(req, prompt, plan, state.asked.get("mode"))
             tokens = torch.tensor(list(req.full_untruncated_fill_ids[:up_to]), dtype=torch.int64)
             self.reuse.answered(prompt, tokens, not plan.grafts, read)
-
-    def _agreed(self, chunks: list[Chunk | None] | None) -> bool:
-        """Whether all ranks splice alike; forward passes of different shape would wait for each other for ever."""
-        if self._ranks is None:
-            return True
-        shape = [(chunk.rest, chunk.runs) if chunk else () for chunk in chunks or ()]
-        mark = crc32(repr(shape).encode())
-        ends = torch.tensor([mark, -mark], dtype=torch.int64)
-        torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=self._ranks)
-        return int(ends[0]) == -int(ends[1])
-
-    def _total(self, vector: torch.Tensor) -> torch.Tensor:
-        if self._ranks is not None:
-            torch.distributed.all_reduce(vector, group=self._ranks)
-        return vector
-
-
-def start(scheduler: Any) -> str:
-    """Give a scheduler its splicer, if reuse is asked for; returns why it has none.
-
-    Raises:
-        ReuseUnsupportedError: it is asked for and not possible, and ``KVFLOW_STRICT`` is set.
-    """
-    settings = config.load()
-    cache = scheduler.tree_cache
-    if settings.reuse.mode == "off":
-        return "reuse.mode is off"
-    if not hasattr(cache, "splicer") or not switch.books[Role.SCHEDULER].holds(Feature.REUSE):
-        return "a seam it needs does not hold"
-    try:
-        splicer = Splicer(scheduler, settings)
-    except ReuseUnsupportedError as error:
-        if settings.strict:
-            raise
-        logger.error("kvflow: reuse is off: %s", error)
-        return str(error)
-    cache.splicer = scheduler.tp_worker._kvflow_splicer = scheduler.tp_worker.model_runner._kvflow_splicer = splicer
-    return ""
-
-
-def forward(original: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Splice the prompts of a batch (hook around ``TpModelWorker.forward_batch_generation``)."""
-    splicer: Splicer | None = getattr(self, "_kvflow_splicer", None)
-    if splicer is None:
-        return original(self, batch, *args, **kwargs)
-    return splicer.forward(original, self, batch, *args, **kwargs)
-
-
-def before_sampling(self: Any, logits_output: Any, *args: Any, **kwargs: Any) -> None:
-    """See logits before they are sampled from (hook before ``ModelRunner.sample``)."""
-    splicer: Splicer | None = getattr(self, "_kvflow_splicer", None)
-    if splicer is not None and splicer._sampled:
-        splicer.before_sampling(logits_output.next_token_logits)
 
 
 def _replica() -> int | None:
@@ -308,32 +252,3 @@ def _on_host(kv: KV) -> KV:
     keys.copy_(kv.keys)
     values.copy_(kv.values)
     return KV(keys, values)
-
-
-def _refuse(server_args: Any) -> None:
-    """Refuse servers in which it would go wrong.
-
-    Raises:
-        ReuseUnsupportedError: names the first thing found.
-    """
-    refusals = (
-        (server_args.speculative_algorithm is not None, "speculative decoding"),
-        (bool(server_args.lora_paths) or bool(server_args.enable_lora), "LoRA adapters"),
-        (bool(getattr(server_args, "enable_return_hidden_states", False)), "--enable-return-hidden-states"),
-        (getattr(server_args, "enable_return_routed_experts", False), "--enable-return-routed-experts"),
-    )
-    for refused, found in refusals:
-        if refused:
-            raise ReuseUnsupportedError(found)
-
-
-def _refusal(req: Any) -> str:
-    """Why a request cannot be spliced; empty if it can."""
-    reasons = (
-        (req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids), "logprobs of the prompt"),
-        (bool(req.return_hidden_states), "hidden states"),
-        (req.multimodal_inputs is not None, "multimodal inputs"),
-        (req.input_embeds is not None or req.positional_embed_overrides is not None, "embeddings as input"),
-        (req.session is not None, "a session, which would keep it"),
-    )
-    return next((reason for found, reason in reasons if found), "")

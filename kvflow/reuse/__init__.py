@@ -6,10 +6,12 @@ Tensors only; knows nothing of SGLang.
 from kvflow.reuse.gate import Difference, QualityGate, SlotKey
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
+from kvflow.reuse.outcomes import Outcomes
 from kvflow.reuse.plan import Plan
 from kvflow.reuse.prompt import Method, Mode, Prompt, Slot
+from kvflow.reuse.repair import chosen, deviations, joined
 from kvflow.reuse.reuse import Reuse
-from kvflow.reuse.rotation import Rotary, Turn, rotate, rotate_exactly
+from kvflow.reuse.rotation import Rotary, Rotation, rotate, rotate_exactly
 from kvflow.reuse.splice import Chunk, Graft, cut
 
 __all__ = [
@@ -20,15 +22,19 @@ __all__ = [
     "HostMemory",
     "Method",
     "Mode",
+    "Outcomes",
     "Plan",
     "Prompt",
     "QualityGate",
     "Reuse",
     "Rotary",
+    "Rotation",
     "Slot",
     "SlotKey",
-    "Turn",
+    "chosen",
     "cut",
+    "deviations",
+    "joined",
     "rotate",
     "rotate_exactly",
 ]

@@ -40,8 +40,8 @@ class Corrector:
         base = graft.segment.kv.span(graft.offset, graft.offset + tokens).to(device)
         source = graft.segment.position + graft.offset
         if moved and source != graft.start:
-            turn = self._rotary.turn(torch.arange(source, source + tokens), target)
-            base = KV(rotate(base.keys, turn, neox=self._rotary.neox), base.values)
+            rotation = self._rotary.between(torch.arange(source, source + tokens), target)
+            base = KV(rotate(base.keys, rotation, neox=self._rotary.neox), base.values)
         if correction is None:
             return base
         return KV(base.keys.float() + correction.keys, base.values.float() + correction.values)
@@ -56,11 +56,11 @@ class Corrector:
             first = graft.place - (anchor.start if graft.segment is not None else 0)
             parts.append((held.span(first, first + tokens).to(device), weight))
         sum_ = combined(parts)
-        turn = self._rotary.turn(torch.zeros_like(target), target)
-        return KV(rotate(sum_.keys, turn, neox=self._rotary.neox), sum_.values)
+        rotation = self._rotary.between(torch.zeros_like(target), target)
+        return KV(rotate(sum_.keys, rotation, neox=self._rotary.neox), sum_.values)
 
     def home(self, kv: KV, position: int) -> KV:
         """Take the rotary embedding off the keys of consecutive tokens; float32."""
         source = torch.arange(position, position + len(kv))
-        turn = self._rotary.turn(source, torch.zeros_like(source))
-        return KV(rotate_exactly(kv.keys, turn, neox=self._rotary.neox), kv.values.float())
+        rotation = self._rotary.between(source, torch.zeros_like(source))
+        return KV(rotate_exactly(kv.keys, rotation, neox=self._rotary.neox), kv.values.float())

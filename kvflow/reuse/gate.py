@@ -68,6 +68,7 @@ class _Record:
     seen: int = 0
     rest: int = _REST
     until: int = 0
+    losses: int = 0
     checks: deque[Difference] = field(default_factory=lambda: deque(maxlen=_JUDGED))
     closed: int = 0
 
@@ -114,16 +115,21 @@ class QualityGate:
                 return self._close(record)
             if len(record.checks) >= _PASSES:
                 record.door = Door.OPEN
-                record.rest = _REST
+                record.rest = min(_MAX_REST, _REST << record.losses)
             return False
         return len(record.checks) >= _LEAST and not self._passes(record.checks) and self._close(record)
 
-    def report(self) -> list[dict[str, object]]:
+    def close(self, slot: SlotKey) -> None:
+        """Close a slot for what applications say came of it; each time it rests twice as long."""
+        record = self._record(slot)
+        record.losses += 1
+        record.rest = min(_MAX_REST, _REST << record.losses)
+        self._close(record)
+
+    def report(self) -> dict[SlotKey, dict[str, object]]:
         """State of every slot."""
-        return [
-            {
-                "workflow_type": slot[0],
-                "slot": slot[1],
+        return {
+            slot: {
                 "door": record.door.value,
                 "prompts": record.seen,
                 "closed": record.closed,
@@ -131,7 +137,7 @@ class QualityGate:
                 "kl": _mean([check.kl for check in record.checks]),
             }
             for slot, record in self._records.items()
-        ]
+        }
 
     def _record(self, slot: SlotKey) -> _Record:
         record = self._records.setdefault(slot, _Record())

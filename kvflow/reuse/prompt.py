@@ -24,11 +24,13 @@ class Method:
     """A mode, and what of each segment is computed nevertheless.
 
     Attributes:
-        repair_tokens: the first so many.
+        repair_tokens: the first so many ...
+        repair_share: ... and such a share of what is left, where KV differs most.
     """
 
     mode: Mode
     repair_tokens: int = 0
+    repair_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class Prompt:
 
     Attributes:
         namespace: whose it is; nothing is shared across.
+        workflow_id: the run of a workflow that it belongs to; empty if that is not known.
         tokens: [n] int64.
         slots: in order, not overlapping.
         trial: nobody waits for it: it is spliced whatever the quality gate says.
@@ -64,3 +67,4 @@ class Prompt:
     slots: tuple[Slot, ...]
     method: Method
     trial: bool = False
+    workflow_id: str = ""

@@ -17,12 +17,14 @@ from kvflow.reuse.correct import Corrector
 from kvflow.reuse.gate import Door, QualityGate, SlotKey
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
+from kvflow.reuse.outcomes import Outcomes
 from kvflow.reuse.plan import Counters, Found, Lesson, Plan, PoolKey
 from kvflow.reuse.prompt import Mode, Prompt, Slot
+from kvflow.reuse.repair import without_first
 from kvflow.reuse.rotation import Rotary
 from kvflow.reuse.segments import SHARED_TOKENS, Match, Origin, Segment, SegmentStore
 from kvflow.reuse.sketch import Sketcher
-from kvflow.reuse.splice import Graft, repaired
+from kvflow.reuse.splice import Graft
 
 Read = Callable[[int, int], KV]
 """Gives a copy of the KV of a prompt's tokens [start, end), on the model's device."""
@@ -36,6 +38,7 @@ class Reuse:
         memory: bound of all that is remembered.
         min_tokens: shorter runs are computed.
         gate: says which slots may be spliced.
+        outcomes: what applications say of them.
         anchors: V of :class:`AnchorPool`.
         entropy: its γ.
         total: adds up a vector over tensor-parallel ranks.
@@ -48,6 +51,7 @@ class Reuse:
         memory: HostMemory,
         *,
         gate: QualityGate | None = None,
+        outcomes: Outcomes | None = None,
         min_tokens: int = 64,
         anchors: int = 20,
         entropy: float = 0.3,
@@ -59,6 +63,7 @@ class Reuse:
         self.pools: dict[PoolKey, AnchorPool] = {}
         self.counters = Counters()
         self.gate = gate or QualityGate()
+        self.outcomes = outcomes or Outcomes()
         self._corrector = Corrector(rotary)
         self._sketcher = Sketcher()
         self._min_tokens = max(min_tokens, SHARED_TOKENS)
@@ -79,9 +84,24 @@ class Reuse:
         doors = self._doors(prompt, found)
         missing = tuple(gap for slot, matches in found.items() for gap in self._gaps(slot, matches))
         tried = tuple(key for key, door in doors.items() if door is Door.TRIAL)
-        if tried:
+        compared = not prompt.trial and self.outcomes.compares(prompt.workflow_id, prompt.workflow_type)
+        if tried or compared:
             check = tried if any(map(self.gate.samples, tried)) else ()
-            return Plan(exact_tokens=len(prompt.tokens), missing=missing, check=check)
+            plan = Plan(exact_tokens=len(prompt.tokens), missing=missing, check=check)
+        else:
+            plan = self._splice(prompt, found, doors, missing, cached_tokens)
+        if doors and prompt.workflow_id:
+            self.outcomes.served(prompt.workflow_id, doors, spliced=bool(plan.grafts))
+        return plan
+
+    def _splice(
+        self,
+        prompt: Prompt,
+        found: dict[Slot, list[Match]],
+        doors: dict[SlotKey, Door],
+        missing: tuple[tuple[int, int], ...],
+        cached_tokens: int,
+    ) -> Plan:
         grafts: list[Graft] = []
         lessons: list[Lesson] = []
         for index, (slot, matches) in enumerate(found.items()):
@@ -97,6 +117,21 @@ class Reuse:
             self.counters.spliced += 1
             self.counters.grafted_tokens += sum(graft.end - graft.start for graft in kept)
         return Plan(exact_tokens=exact_tokens, grafts=tuple(kept), lessons=tuple(lessons), missing=missing, check=check)
+
+    def feedback(self, workflow_id: str, outcome: float) -> list[SlotKey]:
+        """Take an outcome of a workflow, from 0 to 1; returns slots that are computed from now on for it."""
+        worse = self.outcomes.report(workflow_id, outcome)
+        for slot in worse:
+            self.gate.close(slot)
+            self.distrust(slot)
+        return worse
+
+    def report(self) -> list[dict[str, object]]:
+        """State of every slot: its door, and what checks and applications say of it."""
+        return [
+            {"workflow_type": key[0], "slot": key[1], **state, **self.outcomes.means(key)}
+            for key, state in self.gate.report().items()
+        ]
 
     def distrust(self, slot: SlotKey) -> None:
         """The quality gate has closed a slot: what its anchors say is forgotten, and learned again."""
@@ -202,7 +237,7 @@ class Reuse:
     def _worth(self, prompt: Prompt, graft: Graft, cached_tokens: int) -> Graft | None:
         """The part of a graft that is neither cached nor repaired, if it is worth the while."""
         method = prompt.method
-        part = repaired(graft, method.repair_tokens) if graft.segment is not None else graft
+        part = without_first(graft, method.repair_tokens) if graft.segment is not None else graft
         part = part.within(cached_tokens, len(prompt.tokens)) if part is not None else None
         return part if part is not None and part.end - part.start >= self._min_tokens // 2 else None
 

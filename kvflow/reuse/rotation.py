@@ -19,7 +19,7 @@ _KERNEL_DIMS = (64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
+class Rotation:
     """A rotation of each of several tokens.
 
     Attributes:
@@ -50,7 +50,7 @@ class Rotary:
         """How many positions the table has."""
         return self._cosines.shape[0]
 
-    def turn(self, source: torch.Tensor, target: torch.Tensor) -> Turn:
+    def between(self, source: torch.Tensor, target: torch.Tensor) -> Rotation:
         """Rotation that moves each token from one position to another.
 
         Args:
@@ -66,28 +66,28 @@ class Rotary:
         cos_s, sin_s = self._cosines[source], self._sines[source]
         cos_t, sin_t = self._cosines[target], self._sines[target]
         scale = cos_s.square() + sin_s.square()  # m², up to the table's own rounding
-        return Turn((cos_t * cos_s + sin_t * sin_s) / scale, (sin_t * cos_s - cos_t * sin_s) / scale)
+        return Rotation((cos_t * cos_s + sin_t * sin_s) / scale, (sin_t * cos_s - cos_t * sin_s) / scale)
 
 
-def rotate(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
-    """Rotate keys, with FlashInfer's kernel where it fits, else in the turn's precision.
+def rotate(keys: torch.Tensor, rotation: Rotation, *, neox: bool) -> torch.Tensor:
+    """Rotate keys, with FlashInfer's kernel where it fits, else in the rotation's precision.
 
     Args:
         keys: [layers, tokens, heads, dim]; dimensions beyond the rotary ones stay as they are.
-        turn: for these tokens.
+        rotation: for these tokens.
         neox: layout, as in :class:`Rotary`.
 
     Returns:
-        The same shape; in the keys' dtype from the kernel, else in the turn's precision.
+        The same shape; in the keys' dtype from the kernel, else in the rotation's precision.
     """
     if keys.is_cuda and keys.dtype in _KERNEL_DTYPES and keys.shape[-1] in _KERNEL_DIMS:
-        return _rotate_by_kernel(keys, turn, neox=neox)
-    return rotate_exactly(keys, turn, neox=neox)
+        return _rotate_by_kernel(keys, rotation, neox=neox)
+    return rotate_exactly(keys, rotation, neox=neox)
 
 
-def rotate_exactly(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
-    """Rotate keys with torch, in the turn's precision: the reference of :func:`rotate`."""
-    cosines, sines = turn.cosines[:, None, :].to(keys.device), turn.sines[:, None, :].to(keys.device)
+def rotate_exactly(keys: torch.Tensor, rotation: Rotation, *, neox: bool) -> torch.Tensor:
+    """Rotate keys with torch, in the rotation's precision: the reference of :func:`rotate`."""
+    cosines, sines = rotation.cosines[:, None, :].to(keys.device), rotation.sines[:, None, :].to(keys.device)
     half = cosines.shape[-1]
     wide = keys.to(cosines.dtype)
     turned, rest = wide[..., : 2 * half], wide[..., 2 * half :]
@@ -100,14 +100,14 @@ def rotate_exactly(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tenso
     return torch.cat((together, rest), dim=-1) if rest.shape[-1] else together
 
 
-def _rotate_by_kernel(keys: torch.Tensor, turn: Turn, *, neox: bool) -> torch.Tensor:
-    """One launch for all layers: the turns are the kernel's table, and a token's place in it is its position."""
+def _rotate_by_kernel(keys: torch.Tensor, rotation: Rotation, *, neox: bool) -> torch.Tensor:
+    """One launch for all layers: the rotations are the kernel's table, and a token's place in it is its position."""
     from flashinfer.rope import (  # pyright: ignore[reportMissingImports]
         apply_rope_with_cos_sin_cache_inplace,
     )
 
     layers, tokens, heads, dim = keys.shape
-    table = torch.cat((turn.cosines, turn.sines), dim=-1).to(device=keys.device, dtype=torch.float32)
+    table = torch.cat((rotation.cosines, rotation.sines), dim=-1).to(device=keys.device, dtype=torch.float32)
     positions = torch.arange(tokens, device=keys.device).repeat(layers)
     rotated = keys.contiguous().clone().view(layers * tokens, heads * dim)
     unused = torch.zeros(layers * tokens, dim, dtype=keys.dtype, device=keys.device)  # it takes queries, too

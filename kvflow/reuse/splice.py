@@ -78,11 +78,3 @@ def cut(grafts: Sequence[Graft], start: int, end: int) -> Chunk:
             runs.append((at, graft.start))
         at = graft.end
     return Chunk(grafts=tuple(inside), runs=tuple(runs), rest=at)
-
-
-def repaired(graft: Graft, tokens: int) -> Graft | None:
-    """Leave the first tokens of a graft to be computed; they act as false attention sinks.
-
-    Source: EPIC (arXiv 2410.15332), LegoLink.
-    """
-    return graft.within(graft.start + tokens, graft.end)

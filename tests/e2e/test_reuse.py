@@ -122,6 +122,31 @@ def test_what_was_spliced_reaches_no_exact_request(
         server.flush()
 
 
+@pytest.mark.parametrize("flags", [(), ("--chunked-prefill-size", "128", "--page-size", "16")])
+def test_repair_of_every_token_gives_the_exact_answer(start: Callable[..., Any], flags: tuple[str, ...]) -> None:
+    document, probe = text("repaired", DOCUMENT), {"return_logprob": True, "top_logprobs_num": 20}
+    env = {
+        "KVFLOW_REUSE__MODE": "rotate+repair",
+        "KVFLOW_REUSE__REPAIR_TOKENS": "0",
+        "KVFLOW_REUSE__REPAIR_SHARE": "1",
+    }
+    with start("--enable-kvflow", "--max-total-tokens", "2048", *flags, env=env) as server:
+        wanted = exact(server, "second", document, **probe)
+        server.flush()
+        ask(server, "first", document)
+        spliced = ask(server, "second", document, mode="rotate", **probe)
+        assert reuse(server)["repaired_tokens"] == 0
+        repaired = ask(server, "second", document, **probe)
+        assert reuse(server)["repaired_tokens"] >= DOCUMENT - 16
+    assert spliced["text"] != wanted["text"]
+    assert repaired["text"] == wanted["text"]
+    assert logprobs(repaired) == pytest.approx(logprobs(wanted), abs=0.05)
+
+
+def logprobs(answer: Any) -> list[float]:
+    return [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+
+
 def test_requests_that_cannot_be_spliced_are_computed(rotating: Server) -> None:
     document = text("refused", DOCUMENT)
     wanted = exact(rotating, "second", document)["text"]

@@ -26,10 +26,10 @@ def table(positions: int, rotary_dim: int) -> torch.Tensor:
 def test_keys_are_turned_as_the_reference_turns_them(neox: bool, dim: int, rotary_dim: int) -> None:
     rotary = Rotary(table(9000, rotary_dim).cuda(), neox=neox)
     source = torch.arange(37, 37 + 300)
-    turn = rotary.turn(source, source + 8000)
+    rotation = rotary.between(source, source + 8000)
     keys = torch.randn(4, 300, 8, dim, dtype=torch.bfloat16, device="cuda")
-    wanted = rotate_exactly(keys, turn, neox=neox)
-    assert (rotate(keys, turn, neox=neox).float() - wanted).abs().max() <= 2**-7 * wanted.abs().max()
+    wanted = rotate_exactly(keys, rotation, neox=neox)
+    assert (rotate(keys, rotation, neox=neox).float() - wanted).abs().max() <= 2**-7 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16])

@@ -29,7 +29,7 @@ def closed() -> QualityGate:
 def test_a_slot_is_open_until_three_checks_say_otherwise() -> None:
     gate = closed()
     assert gate.door(SLOT) is Door.CLOSED
-    assert gate.report()[0]["closed"] == 1
+    assert gate.report()[SLOT]["closed"] == 1
 
 
 def test_other_slots_stay_open() -> None:
@@ -82,7 +82,7 @@ def test_three_good_trials_open_it_and_one_bad_one_doubles_its_rest() -> None:
 def test_checks_that_come_late_do_not_count_while_it_is_closed() -> None:
     gate = closed()
     assert not gate.judge(SLOT, OTHER)
-    assert gate.report()[0]["closed"] == 1
+    assert gate.report()[SLOT]["closed"] == 1
 
 
 def test_names_from_clients_are_bounded() -> None:
@@ -90,7 +90,7 @@ def test_names_from_clients_are_bounded() -> None:
     for number in range(5000):
         gate.door(("review", str(number)))
     assert len(gate.report()) == 4096
-    assert gate.report()[-1]["slot"] == "4999"
+    assert list(gate.report())[-1] == ("review", "4999")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -102,3 +102,13 @@ def test_a_difference_is_the_divergence_of_the_spliced_from_the_exact(seed: int)
     assert Difference.between(exact, spliced).kl == pytest.approx(wanted)
     assert Difference.between(exact, exact) == Difference(agrees=True, kl=0.0)
     assert Difference.between(exact, -exact).agrees is False
+
+
+def test_a_slot_that_applications_complain_of_rests_longer_each_time() -> None:
+    gate, rests = QualityGate(), []
+    for _ in range(3):
+        while gate.door(SLOT) is not Door.OPEN:
+            assert not gate.judge(SLOT, SAME)
+        gate.close(SLOT)
+        rests.append(next(n for n in range(1, 2000) if gate.door(SLOT) is Door.TRIAL))
+    assert rests == [64, 128, 256]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvflow.reuse import Rotary, Turn, rotate
+from kvflow.reuse import Rotary, Rotation, rotate
 
 POSITIONS = 100_001
 HEAD_DIM = 16
@@ -66,7 +66,7 @@ def drawn(tokens: int, seed: int = 0) -> torch.Tensor:
 
 
 def moved(keys: torch.Tensor, rotary: Rotary, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return rotate(keys, rotary.turn(source, target), neox=rotary.neox)
+    return rotate(keys, rotary.between(source, target), neox=rotary.neox)
 
 
 SOURCE, TARGET = torch.tensor([0, 17, 100_000, 5, 64_123]), torch.tensor([100_000, 18, 3, 5, 99])
@@ -164,11 +164,11 @@ def test_positions_that_the_model_does_not_have_are_refused(source: list[int], t
     rotary = Rotary(table(frequencies(8), positions=50), neox=True)
     assert rotary.positions == 50
     with pytest.raises(ValueError, match="table of 50"):
-        rotary.turn(torch.tensor(source), torch.tensor(target))
+        rotary.between(torch.tensor(source), torch.tensor(target))
 
 
 def test_no_tokens_are_no_trouble() -> None:
     none = torch.zeros(0, dtype=torch.int64)
-    turn = NEOX.turn(none, none)
-    assert isinstance(turn, Turn)
-    assert rotate(drawn(0), turn, neox=True).shape == (2, 0, 3, HEAD_DIM)
+    rotation = NEOX.between(none, none)
+    assert isinstance(rotation, Rotation)
+    assert rotate(drawn(0), rotation, neox=True).shape == (2, 0, 3, HEAD_DIM)

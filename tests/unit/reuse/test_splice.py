@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from kvflow.reuse import KV, Chunk, Graft, cut
 from kvflow.reuse.anchors import Anchor
+from kvflow.reuse.repair import without_first
 from kvflow.reuse.segments import Origin, Segment
-from kvflow.reuse.splice import repaired
 
 NOTHING = KV(torch.zeros(1, 0, 1, 2), torch.zeros(1, 0, 1, 2))
 SEGMENT = Segment(
@@ -113,4 +113,4 @@ def test_a_graft_that_is_not_there_at_all_is_none(span: tuple[int, int]) -> None
     ("tokens", "left"), [(0, graft(10, 20)), (4, graft(14, 20, offset=104, place=1004)), (10, None), (99, None)]
 )
 def test_the_first_tokens_of_a_graft_are_computed_for_repair(tokens: int, left: Graft | None) -> None:
-    assert repaired(graft(10, 20), tokens) == left
+    assert without_first(graft(10, 20), tokens) == left

@@ -1,0 +1,158 @@
+"""One spliced forward pass: KV from elsewhere is written, what stands between is computed, then the rest.
+
+Tensor-parallel ranks agree on it before, since forward passes of different shape would wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from operator import itemgetter
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from kvflow.patches import rows
+from kvflow.patches.kv_pool import Pool
+from kvflow.reuse import KV, Chunk, Graft, chosen, deviations, joined
+
+logger = logging.getLogger(__name__)
+
+_SEPARATE_RUNS = frozenset({"flashinfer"})
+"""Attention backends that write KV after attention within a layer: a later run would not see an earlier one's."""
+
+_Repairs = dict[int, list[list[tuple[int, int]]]]
+"""Runs of each graft of a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spliced:
+    """A chunk of one prompt into which KV has been put.
+
+    Attributes:
+        put: of the layer by which repair goes, one for each graft; empty without repair.
+        repair_share: of the tokens put in.
+    """
+
+    chunk: Chunk
+    put: tuple[KV, ...] = ()
+    repair_share: float = 0.0
+
+
+class Splicing:
+    """Spliced forward passes of one rank.
+
+    Args:
+        runner: SGLang's ``ModelRunner``.
+        ranks: process group of the tensor-parallel ranks, on the CPU; None if there is only one.
+        repair_layer: whose KV show which tokens are repaired.
+
+    Raises:
+        ReuseUnsupportedError: it cannot be done with the model's KV pool.
+    """
+
+    def __init__(self, runner: Any, ranks: Any | None, repair_layer: int) -> None:
+        self.pool = Pool(runner)
+        self.repaired_tokens = 0
+        self._runner = runner
+        self._ranks = ranks
+        self._together = runner.prefill_attention_backend_str not in _SEPARATE_RUNS
+        self._layer = min(repair_layer, self.pool.layers - 1)
+        self._by_layers = rows.by_layers(runner)
+        if not self._by_layers:
+            logger.warning(
+                "kvflow: %s cannot be computed layer by layer: repair of reused texts computes their first tokens only",
+                type(runner.model).__name__,
+            )
+
+    def put(self, row: int, chunk: Chunk, fills: Sequence[KV], repair_share: float) -> Spliced:
+        """Write KV into a request's pages.
+
+        Args:
+            row: of the request, in the pool of requests.
+            chunk: the grafts.
+            fills: what belongs into each.
+            repair_share: of the tokens.
+        """
+        for graft, fill in zip(chunk.grafts, fills, strict=True):
+            self.pool.write(row, graft.start, fill)
+        if not (repair_share and self._by_layers):
+            return Spliced(chunk=chunk)
+        layer = slice(self._layer, self._layer + 1)
+        put = tuple(KV(fill.keys[layer], fill.values[layer]) for fill in fills)
+        return Spliced(chunk=chunk, put=put, repair_share=repair_share)
+
+    def compute(self, batch: Any, spliced: Sequence[Spliced | None]) -> Any | None:
+        """Compute all but the rest of each request; returns the batch of the rest, None if ranks disagree.
+
+        Args:
+            batch: SGLang's, of extend mode.
+            spliced: for each of its requests; all None on a rank that has nothing to splice.
+        """
+        if not self._agreed(spliced) or not any(spliced):
+            return None
+        repairs = self._repairs(batch, spliced)
+        for runs in self._rounds(spliced, repairs):
+            rows.compute(batch, self._runner, runs)
+        starts = [one.chunk.rest if one else start for one, start in zip(spliced, batch.prefix_lens, strict=True)]
+        return rows.beginning_later(batch, starts)
+
+    def total(self, vector: torch.Tensor) -> torch.Tensor:
+        """Add up a vector over ranks."""
+        if self._ranks is not None:
+            torch.distributed.all_reduce(vector, group=self._ranks)
+        return vector
+
+    def _agreed(self, spliced: Sequence[Spliced | None]) -> bool:
+        if self._ranks is None:
+            return True
+        shape = [(one.chunk.rest, one.chunk.runs, one.repair_share) if one else () for one in spliced]
+        mark = crc32(repr(shape).encode()) if any(spliced) else 0
+        ends = torch.tensor([mark, -mark], dtype=torch.int64)
+        torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=self._ranks)
+        return int(ends[0]) == -int(ends[1])
+
+    def _repairs(self, batch: Any, spliced: Sequence[Spliced | None]) -> _Repairs:
+        """Compute the first layers of all tokens, and choose those for which the others are computed, too."""
+        asked = [(row, one) for row, one in enumerate(spliced) if one and one.put]
+        if not asked:
+            return {}
+        runs = [(row, batch.prefix_lens[row], one.chunk.rest) for row, one in asked]
+        rows.compute(batch, self._runner, runs, layers=self._layer + 1)
+        measured = [self._deviations(int(batch.req_pool_indices_cpu[row]), one) for row, one in asked]
+        total = self.total(torch.cat(measured))
+        repairs: _Repairs = {}
+        for (row, one), deviation in zip(asked, total.split([len(part) for part in measured]), strict=True):
+            repairs[row] = chosen(one.chunk.grafts, deviation, one.repair_share)
+            self.repaired_tokens += sum(end - start for start, end in chain.from_iterable(repairs[row]))
+        return repairs
+
+    def _deviations(self, row: int, spliced: Spliced) -> torch.Tensor:
+        layer = slice(self._layer, self._layer + 1)
+
+        def of(graft: Graft, put: KV) -> torch.Tensor:
+            return deviations(put, self.pool.read(row, graft.start, graft.end, layer))
+
+        return torch.cat([of(*pair) for pair in zip(spliced.chunk.grafts, spliced.put, strict=True)])
+
+    def _rounds(self, spliced: Sequence[Spliced | None], repairs: _Repairs) -> list[list[rows.Run]]:
+        """What is computed before the rest: all at once, or part after part where attention asks for it.
+
+        Runs of one graft are computed at once even then: what they see of each other within a layer is what was put in.
+        """
+        parts = [_parts(one.chunk, repairs.get(row, [])) if one else [] for row, one in enumerate(spliced)]
+        if self._together:
+            together = [(row, *run) for row, of_row in enumerate(parts) for run in joined(chain.from_iterable(of_row))]
+            return [together] if together else []
+        rounds = zip_longest(*parts, fillvalue=())
+        return [[(row, *run) for row, part in enumerate(round_) for run in part] for round_ in rounds]
+
+
+def _parts(chunk: Chunk, repairs: Sequence[Sequence[tuple[int, int]]]) -> list[list[tuple[int, int]]]:
+    """What of a chunk is computed before its rest, in order: runs between grafts, and runs within each."""
+    parts = [(run[0], [run]) for run in chunk.runs]
+    parts += [(graft.start, list(runs)) for graft, runs in zip(chunk.grafts, repairs, strict=False) if runs]
+    return [part for _, part in sorted(parts, key=itemgetter(0))]

@@ -1,0 +1,104 @@
+"""Outcomes: what applications say came of their workflows, with reuse and without.
+
+An outcome belongs to a workflow, and so to every slot whose text was at hand in one of its prompts. What it would have
+been without reuse is learned from workflows that are computed for comparison, one in so many, as soon as a workflow
+type reports outcomes at all.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean, variance
+from typing import TypeVar
+from zlib import crc32
+
+from kvflow.reuse.gate import SlotKey
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_LEAST = 8
+"""Outcomes of each kind that a verdict needs."""
+_LATEST = 64
+"""Outcomes of each kind it looks back on."""
+_SIGMAS = 3.0
+"""Standard errors by which a loss has to exceed the bound; so many because it is asked after every outcome."""
+_REMEMBERED = 4096
+"""Slots, workflow types, and workflows whose outcome is waited for; their names come from clients."""
+
+
+@dataclass(slots=True)
+class _Record:
+    reused: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    computed: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+
+
+class Outcomes:
+    """Outcomes of all slots. Decides by counting and by names, so that ranks decide alike.
+
+    Args:
+        loss: how much lower the mean outcome may be with reuse.
+        every: one of so many workflows is computed.
+    """
+
+    def __init__(self, loss: float = 0.05, every: int = 8) -> None:
+        self._loss = loss
+        self._every = every
+        self._pending: OrderedDict[str, dict[SlotKey, bool]] = OrderedDict()
+        self._records: OrderedDict[SlotKey, _Record] = OrderedDict()
+        self._reporting: OrderedDict[str, None] = OrderedDict()
+
+    def compares(self, workflow_id: str, workflow_type: str) -> bool:
+        """Whether a workflow is computed, for the others to be compared with."""
+        return workflow_type in self._reporting and crc32(workflow_id.encode()) % self._every == 0
+
+    def served(self, workflow_id: str, slots: Iterable[SlotKey], *, spliced: bool) -> None:
+        """A prompt of a workflow has been planned.
+
+        Args:
+            workflow_id: whose it is.
+            slots: whose texts were at hand.
+            spliced: whether they were put in.
+        """
+        pending = _latest(self._pending, workflow_id, {})
+        for slot in slots:
+            pending[slot] = spliced or pending.get(slot, False)
+
+    def report(self, workflow_id: str, outcome: float) -> list[SlotKey]:
+        """Take an outcome, from 0 to 1; returns slots in which reuse makes outcomes worse."""
+        worse: list[SlotKey] = []
+        for slot, spliced in self._pending.pop(workflow_id, {}).items():
+            _latest(self._reporting, slot[0], None)
+            record = _latest(self._records, slot, _Record())
+            (record.reused if spliced else record.computed).append(outcome)
+            if self._worse(record):
+                record.reused.clear()
+                worse.append(slot)
+        return worse
+
+    def means(self, slot: SlotKey) -> dict[str, float | None]:
+        """Mean outcome with reuse and without; None where there is none."""
+        record = self._records.get(slot, _Record())
+        return {"outcome_reused": _mean(record.reused), "outcome_computed": _mean(record.computed)}
+
+    def _worse(self, record: _Record) -> bool:
+        """Compare means as Welch's test does, whose kinds may vary differently."""
+        if min(len(record.reused), len(record.computed)) < _LEAST:
+            return False
+        error = sum(variance(kind) / len(kind) for kind in (record.reused, record.computed)) ** 0.5
+        return fmean(record.computed) - fmean(record.reused) > self._loss + _SIGMAS * error
+
+
+def _latest(remembered: OrderedDict[K, V], key: K, new: V) -> V:
+    """Find or make an entry, which becomes the last to be forgotten."""
+    entry = remembered.setdefault(key, new)
+    remembered.move_to_end(key)
+    if len(remembered) > _REMEMBERED:
+        remembered.popitem(last=False)
+    return entry
+
+
+def _mean(numbers: deque[float]) -> float | None:
+    return fmean(numbers) if numbers else None
