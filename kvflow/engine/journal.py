@@ -12,7 +12,7 @@ from kvflow.policy import UNKNOWN, EvictionClass
 
 _MOST_OWNERS = 4
 
-Event = Literal["evicted", "loaded", "loaded ahead", "stalled", "held back", "let in"]
+Event = Literal["evicted", "loaded", "loaded ahead", "stalled", "held back", "let in", "reused", "computed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,10 @@ class Journal:
     def admitted(self, workflow_id: str, tokens: int, waited_s: float) -> None:
         """A program that waited runs."""
         self._enter("let in", ((workflow_id, ""),), tokens, f"after {waited_s:.2f} s", waited_s)
+
+    def reused(self, workflow_id: str, agent: str, tokens: int, reason: str) -> None:
+        """A prompt that asked for reuse has been planned; nothing of it is put in if there are no tokens."""
+        self._enter("reused" if tokens else "computed", ((workflow_id, agent),), tokens, reason)
 
     def read(self, workflow_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """The latest entries, the oldest of them first; of one workflow if it is named."""

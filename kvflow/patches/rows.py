@@ -16,14 +16,20 @@ Run = tuple[int, int, int]
 
 
 def compute(batch: Any, runner: Any, runs: Sequence[Run], layers: int | None = None) -> None:
-    """Run a forward pass for KV only: nothing is sampled, and the batch stays as it is.
+    """Run forward passes for KV only: nothing is sampled, and the batch stays as it is.
 
     Args:
         batch: of extend mode.
         runner: SGLang's ``ModelRunner``.
-        runs: of its requests.
+        runs: of its requests; as many at once as it has room for, those of one request in order.
         layers: only the first so many; see :func:`by_layers`.
     """
+    most = min(runner.max_running_requests, runner.req_to_token_pool.size)
+    for first in range(0, len(runs), most):
+        _compute(batch, runner, runs[first : first + most], layers)
+
+
+def _compute(batch: Any, runner: Any, runs: Sequence[Run], layers: int | None) -> None:
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
     part = _of_runs(batch, runner, runs)

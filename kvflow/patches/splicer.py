@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kvflow.config import Settings
+from kvflow.engine import Journal
 from kvflow.patches import refusals
 from kvflow.patches.checks import Checks
 from kvflow.patches.claim import claim_of, namespace_of, reuse_of
@@ -61,6 +62,7 @@ class Splicer:
         ranks = _cpu_group() if scheduler.server_args.tp_size > 1 else None
         self._splicing = Splicing(runner, ranks, settings.reuse.repair_layer)
         self._settings = settings.reuse
+        self._journal: Journal = scheduler.tree_cache.journal
         self._guard = Guard("reuse")
         self.refused: Counter[str] = Counter()
         gate = QualityGate(settings.reuse.agreement, settings.reuse.divergence, settings.reuse.check_every)
@@ -177,7 +179,13 @@ class Splicer:
         if state.prompt is not None and state.attempt != req.retraction_count:
             state.attempt = req.retraction_count
             state.plan = self.reuse.plan(state.prompt, cached_tokens)
+            self._tell(state.prompt, state.plan)
         return state
+
+    def _tell(self, prompt: Prompt, plan: Plan) -> None:
+        if prompt.workflow_id and not prompt.trial:
+            tokens = sum(graft.end - graft.start for graft in plan.grafts)
+            self._journal.reused(prompt.workflow_id, prompt.agent, tokens, plan.reason)
 
     def _checked(self, batch: Any) -> list[tuple[int, tuple[str, str]]]:
         """Rows of copies made for checks whose prompt ends in this batch."""

@@ -30,10 +30,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A text whose offset becomes known once the prompt has been computed."""
+    """A text whose offset becomes known once the prompt has been computed.
+
+    Attributes:
+        reason: why it is computed.
+    """
 
     pool: PoolKey
     found: Found
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +49,11 @@ class Plan:
         exact_tokens: KV from here on depends on what was put in.
         missing: where in slots texts are that are not at hand, as [start, end).
         check: slots for whose sake the prompt is to be computed again, spliced and exactly.
+        reason: what is put in, or why nothing is; for people to read.
     """
 
     exact_tokens: int
+    reason: str
     check: tuple[SlotKey, ...] = ()
     grafts: tuple[Graft, ...] = ()
     lessons: tuple[Lesson, ...] = ()

@@ -87,7 +87,8 @@ class Reuse:
         compared = not prompt.trial and self.outcomes.compares(prompt.workflow_id, prompt.workflow_type)
         if tried or compared:
             check = tried if any(map(self.gate.samples, tried)) else ()
-            plan = Plan(exact_tokens=len(prompt.tokens), missing=missing, check=check)
+            reason = "tried on copies after a rest" if tried else "for other workflows to be compared with"
+            plan = Plan(exact_tokens=len(prompt.tokens), missing=missing, check=check, reason=reason)
         else:
             plan = self._splice(prompt, found, doors, missing, cached_tokens)
         if doors and prompt.workflow_id:
@@ -116,7 +117,14 @@ class Reuse:
         if kept:
             self.counters.spliced += 1
             self.counters.grafted_tokens += sum(graft.end - graft.start for graft in kept)
-        return Plan(exact_tokens=exact_tokens, grafts=tuple(kept), lessons=tuple(lessons), missing=missing, check=check)
+        return Plan(
+            exact_tokens=exact_tokens,
+            grafts=tuple(kept),
+            lessons=tuple(lessons),
+            missing=missing,
+            check=check,
+            reason=f"{prompt.method.mode}: {len(kept)} runs" if kept else _why_nothing(doors, grafts, lessons),
+        )
 
     def feedback(self, workflow_id: str, outcome: float) -> list[SlotKey]:
         """Take an outcome of a workflow, from 0 to 1; returns slots that are computed from now on for it."""
@@ -220,7 +228,7 @@ class Reuse:
         if not weighing.anchors:
             self.counters.dense[weighing.reason] = self.counters.dense.get(weighing.reason, 0) + 1
             grafts.clear()
-            lessons.append(Lesson(pool=key, found=found))
+            lessons.append(Lesson(pool=key, found=found, reason=weighing.reason))
             return
         anchors = weighing.anchors
         grafts.append(replace(_plain(match), anchors=anchors, place=place))
@@ -297,6 +305,14 @@ class Reuse:
         pool.anchors.remove(anchor)
         if not pool.anchors:
             del self.pools[key]
+
+
+def _why_nothing(doors: dict[SlotKey, Door], grafts: list[Graft], lessons: list[Lesson]) -> str:
+    if lessons:
+        return lessons[0].reason
+    if not doors:
+        return "none of its texts is known"
+    return "what is known is cached, or too short" if grafts else "closed by the quality gate"
 
 
 def _plain(match: Match) -> Graft:

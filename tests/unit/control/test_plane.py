@@ -10,7 +10,7 @@ from kvflow.config import Settings
 from kvflow.control import ControlPlane
 from kvflow.errors import GraphError
 from kvflow.graph import END, AgentStepGraph, to_dict
-from kvflow.hints import DecodedFact, Outcome, Status, StepFact, ToolFact
+from kvflow.hints import DecodedFact, FeedbackFact, Outcome, Status, StepFact, ToolFact
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 GRAPH = AgentStepGraph("review").chain("START", "plan", "code", "test", "write", "END").edge("test", "code")
@@ -386,3 +386,13 @@ def test_the_view_tells_when_each_context_is_used_next(plane: ControlPlane, cloc
     assert view["write"]["in_s"] > 0
     clock.now_s += 10_000.0
     assert all(use["in_s"] == 0.0 for use in plane.view()[0]["next_use"].values())  # overdue, not negative
+
+
+@pytest.mark.parametrize(("mode", "status", "passed_on"), [("rotate", "accepted", 1), ("off", "unsupported", 0)])
+def test_outcomes_are_for_reuse(mode: str, status: str, passed_on: int) -> None:
+    plane = ControlPlane(Settings.model_validate({"reuse": {"mode": mode}}), lambda: 0.0)
+    fact = FeedbackFact(workflow_id="over", outcome=0.5)
+    intake = plane.take([DecodedFact(action_id="a", action_type="kvflow.feedback", fact=fact)])
+    assert [outcome.status for outcome in intake.outcomes] == [status]
+    assert intake.feedback == [("over", 0.5)] * passed_on
+    assert plane.outcome_counts["kvflow.feedback", status] == 1

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from kvflow.errors import HintDecodeError
 from kvflow.hints import (
     AgentTarget,
+    Fact,
+    FeedbackFact,
     Status,
     StepFact,
     ToolFact,
     command_action,
     decode_envelope,
     envelope,
+    feedback_action,
     step_action,
     tool_action,
 )
@@ -46,9 +49,13 @@ tools = st.builds(
 )
 
 
-@given(st.lists(steps | tools, max_size=5))
-def test_what_is_built_is_what_is_decoded_after_a_trip_over_the_wire(facts: list[StepFact | ToolFact]) -> None:
-    actions = [(step_action if isinstance(f, StepFact) else tool_action)(**f.model_dump()) for f in facts]
+feedback = st.builds(FeedbackFact, workflow_id=names, outcome=st.floats(0, 1))
+BUILDERS = {StepFact: step_action, ToolFact: tool_action, FeedbackFact: feedback_action}
+
+
+@given(st.lists(steps | tools | feedback, max_size=5))
+def test_what_is_built_is_what_is_decoded_after_a_trip_over_the_wire(facts: list[Fact]) -> None:
+    actions = [BUILDERS[type(fact)](**fact.model_dump()) for fact in facts]
     decoded = decode_envelope(json.loads(json.dumps(envelope(actions))))
     assert [item.fact for item in decoded.facts] == facts
     assert decoded.outcomes == ()

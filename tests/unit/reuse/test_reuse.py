@@ -1,127 +1,39 @@
-"""Reuse from end to end, on a model of two layers small enough to check it token by token."""
+"""Reuse from end to end, on a model small enough to check it token by token."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from kvflow.reuse import KV, Graft, HostMemory, Method, Mode, Plan, Prompt, Reuse, Rotary, Slot
+from kvflow.reuse import KV, Mode, Plan, Prompt, Reuse, SlotKey
 from kvflow.reuse.anchors import Anchor
-from kvflow.reuse.reuse import Read
 from kvflow.reuse.segments import Segment
-
-LAYERS, HEADS, HEAD_DIM, VOCABULARY = 2, 4, 8, 50
-DIM = HEADS * HEAD_DIM
-CPU = torch.device("cpu")
-FREQUENCIES = 100.0 ** -(torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
-ANGLES = torch.arange(1000, dtype=torch.float64)[:, None] * FREQUENCIES
-_generator = torch.Generator().manual_seed(1)
-EMBEDDING = torch.randn(VOCABULARY, DIM, generator=_generator, dtype=torch.float64)
-QUERY, KEY, VALUE, OUT = torch.randn(4, LAYERS, DIM, DIM, generator=_generator, dtype=torch.float64) / DIM**0.5
-
-Text = list[int]
-Part = Text | tuple[str, Text]
-"""Of a prompt: what is always computed, or a slot with its name."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Numbers this small are added up faster alone than by threads that wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def rotated(heads: torch.Tensor) -> torch.Tensor:
-    half = HEAD_DIM // 2
-    turned = torch.complex(heads[..., :half], heads[..., half:]) * torch.exp(1j * ANGLES[: len(heads), None])
-    return torch.cat((turned.real, turned.imag), dim=-1)
-
-
-def prefill(tokens: Sequence[int], grafted: Sequence[tuple[Graft, KV]] = ()) -> KV:
-    """Keys and values of a prompt, in float32; those of grafts are taken as they come, in every layer."""
-    state = EMBEDDING[torch.tensor(tokens)]
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for layer in range(LAYERS):
-        query, key, value = ((state @ made[layer]).view(-1, HEADS, HEAD_DIM) for made in (QUERY, KEY, VALUE))
-        query, key = rotated(query), rotated(key)
-        for graft, kv in grafted:
-            key[graft.start : graft.end], value[graft.start : graft.end] = kv.keys[layer], kv.values[layer]
-        scores = torch.einsum("ihd,jhd->hij", query, key) / HEAD_DIM**0.5
-        ahead = torch.ones(len(tokens), len(tokens)).triu(1).bool()
-        weights = scores.masked_fill(ahead, -torch.inf).softmax(dim=-1)
-        state = state + torch.einsum("hij,jhd->ihd", weights, value).flatten(1) @ OUT[layer]
-        kept.append((key.float(), value.float()))
-    keys, values = (torch.stack(parts) for parts in zip(*kept, strict=True))
-    return KV(keys, values)
-
-
-def words(seed: int, length: int) -> Text:
-    return random.Random(seed).choices(range(VOCABULARY), k=length)
-
-
-def made(max_bytes: int = 10**9, entropy: float = 0.3, anchors: int = 20) -> Reuse:
-    rotary = Rotary(torch.cat((ANGLES.cos(), ANGLES.sin()), dim=1).float(), neox=True)
-    return Reuse(rotary, HostMemory(max_bytes), min_tokens=32, entropy=entropy, anchors=anchors)
-
-
-def prompt(agent: str, *parts: Part, mode: Mode = Mode.ROTATE, namespace: str = "", repair_tokens: int = 0) -> Prompt:
-    tokens: Text = []
-    slots: list[Slot] = []
-    for part in parts:
-        text = part[1] if isinstance(part, tuple) else part
-        if isinstance(part, tuple):
-            slots.append(Slot(start=len(tokens), end=len(tokens) + len(text), name=part[0]))
-        tokens += text
-    return Prompt(
-        namespace=namespace,
-        workflow_type="review",
-        agent=agent,
-        tokens=torch.tensor(tokens),
-        slots=tuple(slots),
-        method=Method(mode=mode, repair_tokens=repair_tokens),
-    )
-
-
-def reading(kv: KV) -> Read:
-    def read(start: int, end: int) -> KV:
-        part = kv.span(start, end)
-        return KV(part.keys.clone(), part.values.clone())
-
-    return read
-
-
-def exact(asked: Prompt) -> KV:
-    return prefill(asked.tokens.tolist())
-
-
-def serve(reuse: Reuse, asked: Prompt, cached_tokens: int = 0) -> tuple[Plan, KV]:
-    """Do for a prompt what a server does; returns what was planned, and its KV."""
-    plan = reuse.plan(asked, cached_tokens)
-    kv = prefill(asked.tokens.tolist(), [(graft, reuse.fill(asked, graft, CPU)) for graft in plan.grafts])
-    reuse.computed(asked, plan, reading(kv))
-    return plan, kv
-
-
-def spans(plan: Plan) -> list[tuple[int, int]]:
-    return [(graft.start, graft.end) for graft in plan.grafts]
-
-
-def error(got: KV, expected: KV) -> float:
-    """How far KV is from other KV, in parts of the largest number in it."""
-    pairs = ((got.keys, expected.keys), (got.values, expected.values))
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-
-
-FLOAT32_ROUNDING = 2e-6
-TEXT, OTHER, THIRD = words(1, 64), words(2, 64), words(3, 80)
-ROLE, QUESTION = words(10, 21), words(11, 40)
+from tests.unit.reuse.toy import (
+    CPU,
+    FLOAT32_ROUNDING,
+    OTHER,
+    QUESTION,
+    ROLE,
+    TEXT,
+    THIRD,
+    Text,
+    critics,
+    error,
+    exact,
+    knowing,
+    made,
+    prefill,
+    prompt,
+    reading,
+    serve,
+    spans,
+    taught,
+    words,
+)
 
 
 def test_a_text_is_put_in_at_its_new_position() -> None:
@@ -188,122 +100,6 @@ def test_short_slots_are_computed_and_not_remembered() -> None:
         plan, _ = serve(reuse, prompt("planner", ROLE, ("document", TEXT[:31]), QUESTION))
         assert plan.grafts == ()
     assert len(reuse.segments) == 0
-
-
-def knowing(*texts: Text) -> Reuse:
-    """A planner has handed out texts, in prompts of their own."""
-    reuse = made()
-    for text in texts:
-        serve(reuse, prompt("planner", words(20, 10), ("document", text), mode=Mode.KVCOMM))
-    return reuse
-
-
-def taught(*texts: Text, question: Text = QUESTION) -> Reuse:
-    """A critic has seen what a planner has handed it, twice or more often."""
-    reuse = knowing(*texts)
-    for text in texts:
-        plan, _ = serve(reuse, critics(text, question))
-        assert plan.grafts == (), "examples are computed"
-    return reuse
-
-
-def critics(text: Text, question: Text = QUESTION, role: Text = ROLE) -> Prompt:
-    return prompt("critic", role, ("document", text), question, mode=Mode.KVCOMM)
-
-
-def test_an_offset_gives_a_text_back_what_its_context_made_of_it() -> None:
-    reuse = taught(TEXT, OTHER)
-    asked = critics(TEXT)
-    plan = reuse.plan(asked, 0)
-    assert spans(plan) == [(21, 85), (85, 125)], "the text, and what follows it"
-    for graft in plan.grafts:
-        assert sum(weight for _, weight in graft.anchors) == pytest.approx(1.0)
-        assert error(reuse.fill(asked, graft, CPU), exact(asked).span(graft.start, graft.end)) < FLOAT32_ROUNDING
-    position_alone = prompt("critic", ROLE, ("document", TEXT), QUESTION)
-    (plain,) = reuse.plan(position_alone, 0).grafts
-    assert error(reuse.fill(position_alone, plain, CPU), exact(asked).span(21, 85)) > 0.01
-
-
-def test_what_is_computed_after_true_offsets_is_what_would_have_been_computed() -> None:
-    reuse = taught(OTHER, TEXT, question=QUESTION[:8])
-    asked = critics(TEXT, QUESTION[:8])
-    plan, kv = serve(reuse, asked)
-    assert spans(plan) == [(21, 85)], "what follows is too short to be kept"
-    assert error(kv, exact(asked)) < FLOAT32_ROUNDING
-
-
-def test_the_beginning_of_a_text_is_served_by_examples_of_the_whole() -> None:
-    reuse = taught(TEXT, OTHER)
-    asked = critics(TEXT[:40], words(30, 50))
-    (graft,) = reuse.plan(asked, 0).grafts
-    assert (graft.start, graft.end) == (21, 61)
-    assert error(reuse.fill(asked, graft, CPU), exact(asked).span(21, 61)) < FLOAT32_ROUNDING
-
-
-def test_a_middle_part_is_served_by_what_examples_know_of_it() -> None:
-    reuse = made()
-    for text in (THIRD, OTHER):
-        serve(reuse, prompt("planner", words(20, 10), ("document", text), mode=Mode.KVCOMM))
-        serve(reuse, critics(text))
-    asked = critics(words(31, 16) + THIRD[16:])
-    (graft, _) = reuse.plan(asked, 0).grafts
-    assert (graft.start, graft.end, graft.offset, graft.place) == (37, 101, 16, 16)
-    plain = prompt("critic", ROLE, ("document", words(31, 16) + THIRD[16:]), QUESTION)
-    (alone,) = reuse.plan(plain, 0).grafts
-    expected = exact(asked).span(37, 101)
-    assert error(reuse.fill(asked, graft, CPU), expected) < error(reuse.fill(plain, alone, CPU), expected)
-
-
-def test_offsets_hold_where_only_the_end_of_a_slot_is_known() -> None:
-    reuse = knowing(TEXT, OTHER)
-    for text in (TEXT, OTHER):
-        serve(reuse, critics(words(33, 19) + text))
-    asked = critics(words(33, 19) + TEXT)
-    plan = reuse.plan(asked, 0)
-    assert spans(plan) == [(40, 104), (104, 144)]
-    for graft in plan.grafts:
-        assert error(reuse.fill(asked, graft, CPU), exact(asked).span(graft.start, graft.end)) < FLOAT32_ROUNDING
-
-
-def test_several_examples_count_by_their_weight() -> None:
-    reuse = taught(TEXT, OTHER)
-    asked = critics(TEXT)
-    (pool,) = reuse.pools.values()
-    for graft in reuse.plan(asked, 0).grafts:
-        one, two = (reuse.fill(asked, replace(graft, anchors=((anchor, 1.0),)), CPU) for anchor in pool.anchors)
-        both = replace(graft, anchors=((pool.anchors[0], 0.3), (pool.anchors[1], 0.7)))
-        expected = KV(0.3 * one.keys + 0.7 * two.keys, 0.3 * one.values + 0.7 * two.values)
-        assert error(one, two) > 0.01
-        assert error(reuse.fill(asked, both, CPU), expected) < FLOAT32_ROUNDING
-
-
-def test_what_follows_is_put_in_as_far_as_it_is_the_same() -> None:
-    reuse = taught(TEXT, OTHER)
-    asked = critics(TEXT, QUESTION[:30] + words(32, 10))
-    plan = reuse.plan(asked, 0)
-    assert spans(plan) == [(21, 85), (85, 115)]
-    assert error(reuse.fill(asked, plan.grafts[1], CPU), exact(asked).span(85, 115)) < FLOAT32_ROUNDING
-    assert spans(reuse.plan(critics(TEXT, words(33, 40)), 0)) == [(21, 85)]
-
-
-def test_examples_of_one_agent_and_slot_say_nothing_of_another() -> None:
-    reuse = taught(TEXT, OTHER)
-    for asked in (
-        prompt("writer", ROLE, ("document", TEXT), QUESTION, mode=Mode.KVCOMM),
-        prompt("critic", ROLE, ("notes", TEXT), QUESTION, mode=Mode.KVCOMM),
-    ):
-        plan = reuse.plan(asked, 0)
-        assert plan.grafts == ()
-        assert len(plan.lessons) == 1
-
-
-def test_a_text_longer_than_every_example_is_computed_and_learned() -> None:
-    reuse = taught(TEXT, OTHER)
-    serve(reuse, prompt("planner", words(20, 10), ("document", THIRD), mode=Mode.KVCOMM))
-    plan, _ = serve(reuse, critics(THIRD))
-    assert plan.grafts == ()
-    assert reuse.counters.dense == {"few anchors": 2, "longer than all anchors": 1}
-    assert spans(reuse.plan(critics(THIRD), 0)) == [(21, 101), (101, 141)]
 
 
 THREE = [("first", TEXT), ("second", OTHER), ("third", THIRD)]
@@ -456,42 +252,6 @@ def test_grafts_do_not_overlap_where_a_slot_holds_two_texts() -> None:
     assert all(before[1] <= after[0] for before, after in pairwise(found))
 
 
-def test_examples_are_learned_from_exact_kv_alone() -> None:
-    reuse = knowing(TEXT, OTHER, words(35, 64))
-    for seed, second in enumerate((OTHER, words(35, 64))):
-        serve(reuse, critics(words(45 + seed, 64) + second))
-    asked = critics(TEXT + OTHER)
-    plan, kv = serve(reuse, asked)
-    assert spans(plan)[0] == (85, 149), "the second text; of the first there is no example"
-    assert error(kv.span(85, 189), exact(asked).span(85, 189)) > 0.01
-    learned = [one for pool in reuse.pools.values() for one in pool.anchors if one.start == 0]
-    assert all(one.following is None for one in learned)
-
-
-def test_examples_that_are_used_outlive_those_that_are_not() -> None:
-    reuse = taught(TEXT, OTHER)
-    ((used, _),) = reuse.plan(critics(TEXT), 0).grafts[0].anchors
-    (pool,) = reuse.pools.values()
-    assert pool.anchors[0] is used
-    reuse.memory.max_bytes = reuse.memory.used_bytes
-    for seed in range(70, 76):
-        if len(pool.anchors) == 2:
-            serve(reuse, prompt("planner", words(20, 10), ("document", words(seed, 64))))
-    assert pool.anchors == [used]
-
-
-def test_a_pool_that_loses_its_last_example_for_a_new_one_keeps_the_new_one() -> None:
-    reuse = taught(TEXT)
-    (pool,) = reuse.pools.values()
-    (example,) = pool.anchors
-    reuse.memory.max_bytes = reuse.memory.used_bytes  # every new one has to take the place of another
-    serve(reuse, prompt("planner", words(20, 10), ("document", OTHER), mode=Mode.KVCOMM))
-    for segment in list(reuse.segments._segments):
-        reuse.memory.touch(segment)
-    serve(reuse, critics(OTHER))
-    assert [one for pool in reuse.pools.values() for one in pool.anchors if one is example] == []
-
-
 Shape = tuple[object, ...]
 
 
@@ -534,3 +294,37 @@ def test_those_who_see_the_same_decide_the_same(max_bytes: int) -> None:
     assert one.memory.dropped == two.memory.dropped
     assert one.counters.spliced > 5
     assert (one.memory.dropped > 5) is (max_bytes < 10**9)
+
+
+def test_what_is_done_with_a_prompt_has_a_reason_people_can_read() -> None:
+    reuse, found = knowing(TEXT), ("document", TEXT)
+
+    def reason(asked: Prompt, cached_tokens: int = 0) -> str:
+        return reuse.plan(asked, cached_tokens).reason
+
+    assert reason(critics(OTHER)) == "none of its texts is known"
+    assert reason(critics(TEXT)) == "few anchors"
+    assert reason(prompt("critic", ROLE, found)) == "rotate: 1 runs"
+    assert reason(prompt("critic", ROLE, found), 80) == "what is known is cached, or too short"
+    reuse.gate.close(("review", "document"))
+    assert reason(prompt("critic", ROLE, found)) == "closed by the quality gate"
+
+
+def test_slots_are_computed_once_applications_complain() -> None:
+    reuse = knowing(TEXT)
+
+    def asked(workflow: int) -> Plan:
+        found = prompt("critic", ROLE, ("document", TEXT))
+        return reuse.plan(replace(found, workflow_id=f"w{workflow}"), 0)
+
+    plans: list[Plan] = []
+    closed: list[SlotKey] = []
+    while not closed:
+        plans.append(asked(len(plans)))
+        closed = reuse.feedback(f"w{len(plans) - 1}", 0.0 if plans[-1].grafts else 1.0)
+        assert len(plans) < 200
+    assert closed == [("review", "document")]
+    assert {plan.reason for plan in plans} == {"rotate: 1 runs", "for other workflows to be compared with"}
+    assert asked(1000).grafts == ()
+    (slot,) = reuse.report()
+    assert (slot["door"], slot["outcome_computed"]) == ("closed", 1.0)

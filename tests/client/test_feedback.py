@@ -1,0 +1,56 @@
+"""What came of a workflow: who is told, and when nothing is said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvflow
+from kvflow.hints import FeedbackFact, decode_envelope
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Peer
+
+
+def feedback(peer: Peer) -> list[FeedbackFact]:
+    """Everything the server was told of outcomes."""
+    assert kvflow.flush()
+    facts = [fact for body in peer.received if body.body for fact in _facts(body.body)]
+    return [fact for fact in facts if isinstance(fact, FeedbackFact)]
+
+
+def _facts(body: dict[str, Any]) -> list[Any]:
+    hints = body.get("kv_hints", body)
+    return [item.fact for item in decode_envelope(hints).facts] if "actions" in hints else []
+
+
+@pytest.fixture
+def told(peer: Peer) -> Peer:
+    kvflow.configure(url=peer.url)
+    return peer
+
+
+def test_in_a_workflow_it_is_of_that_workflow(told: Peer) -> None:
+    with kvflow.workflow("fix") as run, kvflow.step("coder"):
+        kvflow.feedback(True)
+    assert feedback(told) == [FeedbackFact(workflow_id=run.id, outcome=1.0)]
+
+
+def test_a_workflow_that_is_over_can_be_named(told: Peer) -> None:
+    with kvflow.workflow("fix") as run:
+        pass
+    kvflow.feedback(0.25, run)
+    kvflow.feedback(0, "by-id")
+    assert [(fact.workflow_id, fact.outcome) for fact in feedback(told)] == [(run.id, 0.25), ("by-id", 0.0)]
+
+
+def test_outside_a_workflow_nothing_is_said(told: Peer) -> None:
+    kvflow.feedback(1)
+    assert feedback(told) == []
+
+
+@pytest.mark.parametrize("outcome", [-0.1, 1.1, float("nan")])
+def test_an_outcome_is_a_share(outcome: float) -> None:
+    with kvflow.workflow("fix"), pytest.raises(ValueError, match="outcome"):
+        kvflow.feedback(outcome)

@@ -1,0 +1,37 @@
+"""Asking agents about texts that may be spliced."""
+
+from __future__ import annotations
+
+import random
+import string
+from typing import Any
+
+from kvflow.hints import envelope, segments_action, step_action
+from tests.e2e.conftest import Server
+
+ROLE, DOCUMENT = 160, 320
+
+
+def text(name: str, length: int) -> str:
+    """Write a text of so many characters, and so many tokens, that only its name decides."""
+    rng = random.Random(name)
+    return "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(length))
+
+
+def ask(server: Server, agent: str, document: str, *, mode: str | None = None, tail: str = " so?", **body: Any) -> Any:
+    """Ask an agent about a document, which may be spliced."""
+    role = text(f"role {agent}", ROLE)
+    workflow_type = body.pop("workflow_type", "t")
+    step = step_action(workflow_id="w", workflow_type=workflow_type, agent=agent, tenant=body.pop("tenant", None))
+    place = {"name": "document", "start": len(role), "end": len(role) + len(document)}
+    actions = [step, segments_action(ranges=[place], **({"mode": mode} if mode else {}))]
+    return server.generate(role + document + tail, tokens=8, kv_hints=envelope(actions), **body)
+
+
+def exact(server: Server, agent: str, document: str, tail: str = " so?", **body: Any) -> Any:
+    """Ask the same without reuse."""
+    return server.generate(text(f"role {agent}", ROLE) + document + tail, tokens=8, **body)
+
+
+def reuse(server: Server) -> dict[str, Any]:
+    return server.get("stats")["replicas"][0]["reuse"]
