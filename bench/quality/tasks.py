@@ -2,7 +2,7 @@
 
 A prompt is a role, some texts, and a question. A role sets a few names to digits (``a3;``), which are the same names in
 every role. A text sets others, to a digit (``b5;``), or to the value of a name of the role (``cA;``) or of a text
-before (``dB;``). So what a text says depends on who reads it. Questions ask for a value (``?d``), for the sum modulo
+before (``dB;``, where b may be such a reference itself). So what a text says depends on who reads it. Questions ask for a value (``?d``), for the sum modulo
 ten of two values of different texts (``+bd``), or to recite a text from a name on (``!b``). Names, references to
 them, digits and marks are one token each.
 
@@ -133,10 +133,10 @@ def make_puzzle(rng: random.Random, texts: int, statements: int, references: flo
 
 
 def _source(rng: random.Random, known: Sequence[Statement], references: float) -> int:
-    literal = [statement.name for statement in known if statement.kind == "lookup"]
+    near = [statement.name for statement in known if statement.kind != "chain"]
     draw = rng.random() / references
-    if draw < 0.5 and literal:
-        return reference(rng.choice(literal))
+    if draw < 0.5 and near:
+        return reference(rng.choice(near))
     return reference(rng.choice(ROLE_NAMES)) if draw < 1 else rng.choice(DIGITS)
 
 
