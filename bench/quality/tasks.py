@@ -2,9 +2,9 @@
 
 A prompt is a role, some texts, and a question. A role sets a few names to digits (``a3;``), which are the same names in
 every role. A text sets others, to a digit (``b5;``), or to the value of a name of the role (``cA;``) or of a text
-before (``dB;``, where b may be such a reference itself). So what a text says depends on who reads it. Questions ask for a value (``?d``), for the sum modulo
-ten of two values of different texts (``+bd``), or to recite a text from a name on (``!b``). Names, references to
-them, digits and marks are one token each.
+before (``dB;``, where b may be set to another's value itself). So what a text says depends on who reads it. Questions
+ask for a value (``?d``), for the sum modulo ten of two values of different texts (``+bd``), or to recite a text from a
+name on (``!b``). Names, references to them, digits and marks are one token each.
 
 Other prompts have a passage of Python's language reference (``pydoc_data``, PSF licence), one byte a token, as their
 text; they ask how it goes on.

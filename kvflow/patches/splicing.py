@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _SEPARATE_RUNS = frozenset({"flashinfer"})
 """Attention backends that write KV after attention within a layer: a later run would not see an earlier one's."""
 
-_Repairs = dict[int, list[list[tuple[int, int]]]]
+Repairs = dict[int, list[list[tuple[int, int]]]]
 """Runs of each graft of a row."""
 
 
@@ -95,7 +95,7 @@ class Splicing:
         if not self._agreed(spliced) or not any(spliced):
             return None
         repairs = self._repairs(batch, spliced)
-        for runs in self._rounds(spliced, repairs):
+        for runs in rounds([one and one.chunk for one in spliced], repairs, together=self._together):
             rows.compute(batch, self._runner, runs)
         starts = [one.chunk.rest if one else start for one, start in zip(spliced, batch.prefix_lens, strict=True)]
         return rows.beginning_later(batch, starts)
@@ -115,7 +115,7 @@ class Splicing:
         torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=self._ranks)
         return int(ends[0]) == -int(ends[1])
 
-    def _repairs(self, batch: Any, spliced: Sequence[Spliced | None]) -> _Repairs:
+    def _repairs(self, batch: Any, spliced: Sequence[Spliced | None]) -> Repairs:
         """Compute the first layers of all tokens, and choose those for which the others are computed, too."""
         asked = [(row, one) for row, one in enumerate(spliced) if one and one.put]
         if not asked:
@@ -124,7 +124,7 @@ class Splicing:
         rows.compute(batch, self._runner, runs, layers=self._layer + 1)
         measured = [self._deviations(int(batch.req_pool_indices_cpu[row]), one) for row, one in asked]
         total = self.total(torch.cat(measured))
-        repairs: _Repairs = {}
+        repairs: Repairs = {}
         for (row, one), deviation in zip(asked, total.split([len(part) for part in measured]), strict=True):
             repairs[row] = chosen(one.chunk.grafts, deviation, one.repair_share)
             self.repaired_tokens += sum(end - start for start, end in chain.from_iterable(repairs[row]))
@@ -138,17 +138,26 @@ class Splicing:
 
         return torch.cat([of(*pair) for pair in zip(spliced.chunk.grafts, spliced.put, strict=True)])
 
-    def _rounds(self, spliced: Sequence[Spliced | None], repairs: _Repairs) -> list[list[rows.Run]]:
-        """What is computed before the rest: all at once, or part after part where attention asks for it.
 
-        Runs of one graft are computed at once even then: what they see of each other within a layer is what was put in.
-        """
-        parts = [_parts(one.chunk, repairs.get(row, [])) if one else [] for row, one in enumerate(spliced)]
-        if self._together:
-            together = [(row, *run) for row, of_row in enumerate(parts) for run in joined(chain.from_iterable(of_row))]
-            return [together] if together else []
-        rounds = zip_longest(*parts, fillvalue=())
-        return [[(row, *run) for row, part in enumerate(round_) for run in part] for round_ in rounds]
+def rounds(chunks: Sequence[Chunk | None], repairs: Repairs, *, together: bool) -> list[list[rows.Run]]:
+    """What is computed before the rest: all at once, or part after part where attention asks for it.
+
+    Runs of one graft are computed at once even then: what they see of each other within a layer is what was put in.
+
+    Args:
+        chunks: of each row; None where nothing is put in.
+        repairs: by row.
+        together: KV are written before attention reads them, so that all see each other.
+
+    Returns:
+        Forward passes, in order.
+    """
+    parts = [_parts(chunk, repairs.get(row, [])) if chunk else [] for row, chunk in enumerate(chunks)]
+    if together:
+        runs = [(row, *run) for row, of_row in enumerate(parts) for run in joined(chain.from_iterable(of_row))]
+        return [runs] if runs else []
+    passes = zip_longest(*parts, fillvalue=())
+    return [[(row, *run) for row, part in enumerate(one) for run in part] for one in passes]
 
 
 def _parts(chunk: Chunk, repairs: Sequence[Sequence[tuple[int, int]]]) -> list[list[tuple[int, int]]]:

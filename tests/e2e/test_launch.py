@@ -19,6 +19,7 @@ import pytest
 from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
+from tests.e2e.reusing import DOCUMENT, ask, reuse, text
 from tests.e2e.test_commands import there_and_back
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
@@ -143,7 +144,8 @@ def test_data_parallel_replicas_all_take_hints(start: Callable[..., Any]) -> Non
 @pytest.mark.skipif("KVFLOW_TEST_OLD_SGLANG" not in os.environ, reason="needs SGLang 0.5.22 beside the environment")
 def test_the_older_supported_sglang_works_too(start: Callable[..., Any]) -> None:
     flags = ("--enable-kvflow", *HOST_TIER, "--max-total-tokens", "2048")
-    with start(*flags, python_path=[os.environ["KVFLOW_TEST_OLD_SGLANG"]]) as server:
+    env = {"KVFLOW_REUSE__MODE": "rotate+repair"}
+    with start(*flags, env=env, python_path=[os.environ["KVFLOW_TEST_OLD_SGLANG"]]) as server:
         status = server.get("status")
         assert status["sglang"].startswith("0.5.22")
         assert status["seams_hold"]
@@ -154,6 +156,10 @@ def test_the_older_supported_sglang_works_too(start: Callable[..., Any]) -> None
         assert server.get("cache")["replicas"][0]["fixed_prompts"].keys() >= {"agent0"}
         server.fresh()
         there_and_back(server)
+        document = text("reused", DOCUMENT)
+        for agent in ("first", "second"):
+            ask(server, agent, document)
+        assert reuse(server)["repaired_tokens"] > 0
         assert server.get("status")["degraded"] == {}
 
 
