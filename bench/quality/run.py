@@ -140,12 +140,12 @@ def measure(client: httpx.Client, arm: Arm, items: list[Asked]) -> dict[str, Any
     text_tokens = 0
     for item in items:
         if item.counts and not before:
-            before = _reuse(client)
+            before = reuse_stats(client)
         right = answer(client, arm, item)
         if item.counts:
             marks[item.question.kind, item.agents].append(right)
             text_tokens += sum(end - start for start, end in item.slots)
-    after = _reuse(client)
+    after = reuse_stats(client)
     puzzles = {key: each for key, each in marks.items() if key[0] in PUZZLE_KINDS}
     return {
         "arm": arm.name,
@@ -169,8 +169,9 @@ def _share(marks: list[bool]) -> float:
     return sum(marks) / len(marks)
 
 
-def _reuse(client: httpx.Client) -> dict[str, Any]:
-    return client.get("/kvflow/v1/stats").json()["total"]["reuse"]
+def reuse_stats(client: httpx.Client) -> dict[str, Any]:
+    """What the server says about reuse."""
+    return client.get("/kvflow/v1/stats").json()["replicas"][0]["reuse"]
 
 
 def run(model: Path, group: list[Arm], items: list[Asked], layer: int) -> list[dict[str, Any]]:
