@@ -62,7 +62,7 @@ def run(client: httpx.Client, programs: int, switch: Path, mode: str) -> dict[st
     caught: int | None = None
     asked = 0
     marks: dict[bool, list[bool]] = {False: [], True: []}
-    for item in questions(programs, references=0.2, seed=3):
+    for item in questions(programs, references=0.5, seed=3):
         broken = item.program >= programs // 2
         if broken and not healthy:
             healthy = {"doors": doors(client), "checks": reuse_stats(client)["checks"]}

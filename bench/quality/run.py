@@ -4,7 +4,7 @@ Programs of two to five agents: each but the last reads a text of its own, the l
 its own, and is asked about them. It gets their KV in each way there is. All arms see the same programs and questions,
 in namespaces of their own. What is cached exactly because an arm has computed it counts as not reused.
 
-Usage: python bench/quality/run.py MODEL_FOLDER [--programs 160] [--json FILE]
+Usage: python bench/quality/run.py MODEL_FOLDER [--programs 120] [--json FILE]
        (make the model with: python bench/quality/train.py MODEL_FOLDER)
 """
 
@@ -15,14 +15,25 @@ import json
 import random
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import httpx
-from tasks import PASSAGE_KINDS, PUZZLE_KINDS, Library, Passage, Puzzle, Question, Tokens, make_puzzle, make_role
+from tasks import (
+    BOUND_KINDS,
+    PASSAGE_KINDS,
+    PUZZLE_KINDS,
+    Library,
+    Passage,
+    Puzzle,
+    Question,
+    Tokens,
+    make_puzzle,
+    make_role,
+)
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.hints import envelope, segments_action, step_action
@@ -48,18 +59,14 @@ class Arm:
     repair_share: float = 0.0
 
 
-def arms(tokens: int, share: float) -> tuple[Arm, ...]:
+def arms(tokens: int, shares: Sequence[float]) -> tuple[Arm, ...]:
     """All arms; those of one server stand together."""
-    return (
-        Arm("dense", "off"),
-        Arm("naive", "naive"),
-        Arm("rotate", "rotate"),
-        Arm("kvcomm", "kvcomm"),
-        Arm("EPIC", "rotate+repair", tokens),
-        Arm("CacheBlend", "rotate+repair", 0, share),
-        Arm("rotate+repair", "rotate+repair", tokens, share),
-        Arm("kvcomm+repair", "kvcomm+repair", tokens, share),
-    )
+    plain = (Arm("dense", "off"), Arm("naive", "naive"), Arm("rotate", "rotate"), Arm("kvcomm", "kvcomm"))
+    repaired = [Arm("EPIC", "rotate+repair", tokens)]
+    for share in shares:
+        repaired.append(Arm(f"CacheBlend {share:.0%}", "rotate+repair", 0, share))
+        repaired.append(Arm(f"kvcomm+repair {share:.0%}", "kvcomm+repair", tokens, share))
+    return (*plain, *repaired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +154,13 @@ def measure(client: httpx.Client, arm: Arm, items: list[Asked]) -> dict[str, Any
             text_tokens += sum(end - start for start, end in item.slots)
     after = reuse_stats(client)
     puzzles = {key: each for key, each in marks.items() if key[0] in PUZZLE_KINDS}
+    bound = [mark for key, each in marks.items() if key[0] in BOUND_KINDS for mark in each]
     return {
         "arm": arm.name,
         "right": _share([mark for each in puzzles.values() for mark in each]),
         "questions": sum(map(len, puzzles.values())),
+        "bound_right": _share(bound),
+        "bound_questions": len(bound),
         "by_kind": _shares({key: key[0] for key in marks}, marks),
         "by_agents": _shares({key: str(key[1]) for key in puzzles}, marks),
         "text_tokens": text_tokens,
@@ -200,10 +210,10 @@ def main() -> None:
     """Run every arm and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--programs", type=int, default=160)
-    parser.add_argument("--references", type=float, default=0.2, help="share of statements that refer to others")
+    parser.add_argument("--programs", type=int, default=120)
+    parser.add_argument("--references", type=float, default=0.5, help="share of statements that refer to others")
     parser.add_argument("--repair-tokens", type=int, default=4)
-    parser.add_argument("--repair-share", type=float, default=0.15)
+    parser.add_argument("--repair-share", type=float, nargs="+", default=[0.15, 0.3])
     parser.add_argument("--repair-layer", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--arms", nargs="+", help="only these")
@@ -225,7 +235,7 @@ def main() -> None:
 def _line(row: dict[str, Any]) -> str:
     reused = (row["grafted_tokens"] - row["repaired_tokens"]) / row["text_tokens"]
     kinds = "  ".join(f"{kind} {share:.0%}" for kind, share in row["by_kind"].items())
-    return f"{row['arm']:14} {row['right']:.1%} of {row['questions']}  reused {reused:.0%}  {kinds}"
+    return f"{row['arm']:18} {row['right']:.1%} of {row['questions']}  bound {row['bound_right']:.1%}  reused {reused:.0%}  {kinds}"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ OPEN, CLOSE, END, ASK, ADD, RECITE, FILLER = b"<>;?+!."
 ROLE_NAMES = NAMES[:4]
 RECITED, PASSAGE, TAIL = 6, 96, 4
 PUZZLE_KINDS = ("lookup", "chain", "role", "sum", "recite")
+BOUND_KINDS = ("chain", "role", "sum")
+"""Questions whose answer depends on more than one text."""
 PASSAGE_KINDS = ("next",)
 KINDS = PUZZLE_KINDS + PASSAGE_KINDS
 
