@@ -235,7 +235,8 @@ def main() -> None:
 def _line(row: dict[str, Any]) -> str:
     reused = (row["grafted_tokens"] - row["repaired_tokens"]) / row["text_tokens"]
     kinds = "  ".join(f"{kind} {share:.0%}" for kind, share in row["by_kind"].items())
-    return f"{row['arm']:18} {row['right']:.1%} of {row['questions']}  bound {row['bound_right']:.1%}  reused {reused:.0%}  {kinds}"
+    right = f"{row['right']:.1%} of {row['questions']}  bound {row['bound_right']:.1%}"
+    return f"{row['arm']:18} {right}  reused {reused:.0%}  {kinds}"
 
 
 if __name__ == "__main__":

@@ -94,8 +94,10 @@ class Splicing:
         """
         if not self._agreed(spliced) or not any(spliced):
             return None
-        repairs = self._repairs(batch, spliced)
-        for runs in rounds([one and one.chunk for one in spliced], repairs, together=self._together):
+        chunks = [one and one.chunk for one in spliced]
+        asked = {row: one for row, one in enumerate(spliced) if one and one.put}
+        repairs = self._repairs(batch, asked, chunks) if asked else {}
+        for runs in rounds(chunks, repairs, together=self._together):
             rows.compute(batch, self._runner, runs)
         starts = [one.chunk.rest if one else start for one, start in zip(spliced, batch.prefix_lens, strict=True)]
         return rows.beginning_later(batch, starts)
@@ -115,17 +117,22 @@ class Splicing:
         torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX, group=self._ranks)
         return int(ends[0]) == -int(ends[1])
 
-    def _repairs(self, batch: Any, spliced: Sequence[Spliced | None]) -> Repairs:
-        """Compute the first layers of all tokens, and choose those for which the others are computed, too."""
-        asked = [(row, one) for row, one in enumerate(spliced) if one and one.put]
-        if not asked:
-            return {}
-        runs = [(row, batch.prefix_lens[row], one.chunk.rest) for row, one in asked]
+    def _repairs(self, batch: Any, asked: dict[int, Spliced], chunks: list[Chunk | None]) -> Repairs:
+        """Compute the first layers from the first graft on, and choose tokens for which the others are computed, too.
+
+        What stands before the first graft has to be there by then: it is computed, and taken out of ``chunks``.
+        """
+        leads: list[rows.Run] = []
+        for row, one in asked.items():
+            lead, chunks[row] = one.chunk.led()
+            leads += [(row, *run) for run in lead]
+        rows.compute(batch, self._runner, leads)
+        runs = [(row, one.chunk.grafts[0].start, one.chunk.rest) for row, one in asked.items()]
         rows.compute(batch, self._runner, runs, layers=self._layer + 1)
-        measured = [self._deviations(int(batch.req_pool_indices_cpu[row]), one) for row, one in asked]
+        measured = [self._deviations(int(batch.req_pool_indices_cpu[row]), one) for row, one in asked.items()]
         total = self.total(torch.cat(measured))
         repairs: Repairs = {}
-        for (row, one), deviation in zip(asked, total.split([len(part) for part in measured]), strict=True):
+        for (row, one), deviation in zip(asked.items(), total.split([len(part) for part in measured]), strict=True):
             repairs[row] = chosen(one.chunk.grafts, deviation, one.repair_share)
             self.repaired_tokens += sum(end - start for start, end in chain.from_iterable(repairs[row]))
         return repairs

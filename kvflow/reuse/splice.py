@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvflow.reuse.anchors import Anchor
 from kvflow.reuse.segments import Segment
@@ -58,6 +58,11 @@ class Chunk:
     grafts: tuple[Graft, ...]
     runs: tuple[tuple[int, int], ...]
     rest: int
+
+    def led(self) -> tuple[tuple[tuple[int, int], ...], Chunk]:
+        """Take off the run before the first graft; returns it, or nothing, and the chunk without it."""
+        count = int(bool(self.runs) and self.runs[0][1] == self.grafts[0].start)
+        return self.runs[:count], replace(self, runs=self.runs[count:])
 
 
 def cut(grafts: Sequence[Graft], start: int, end: int) -> Chunk:

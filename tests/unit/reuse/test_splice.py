@@ -114,3 +114,11 @@ def test_a_graft_that_is_not_there_at_all_is_none(span: tuple[int, int]) -> None
 )
 def test_the_first_tokens_of_a_graft_are_computed_for_repair(tokens: int, left: Graft | None) -> None:
     assert without_first(graft(10, 20), tokens) == left
+
+
+def test_what_stands_before_the_first_graft_can_be_computed_ahead() -> None:
+    chunk = cut([graft(10, 20), graft(30, 40)], 0, 50)
+    lead, others = chunk.led()
+    assert lead == ((0, 10),)
+    assert (others.runs, others.grafts, others.rest) == (((20, 30),), chunk.grafts, 40)
+    assert others.led() == ((), others)
