@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.patches.cpu import declare_torchvision_ops
 from kvflow.patches.kv_pool import Pool
 from kvflow.reuse import KV, Graft, Rotary, rotate
 from kvflow.reuse.anchors import Anchor
@@ -48,6 +49,7 @@ def some_kv(layers: int, tokens: int, dtype: torch.dtype) -> KV:
 
 def pool_of(layers: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Pool:
     """SGLang's KV pool, with one request in slots that lie scattered."""
+    declare_torchvision_ops()
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     pool = MHATokenToKVPool(2 * tokens, 1, dtype, HEADS, DIM, layers, str(device), False)
@@ -105,6 +107,8 @@ def measure(layers: int, tokens: int, repeats: int, device: torch.device) -> lis
         "with one anchor": (lambda: pool.write(0, MOVED, corrector.fill(graft(1), device)), 3 * held.nbytes),
         "with two anchors": (lambda: pool.write(0, MOVED, corrector.fill(graft(2), device)), 4 * held.nbytes),
     }
+    if device.type == "cpu":
+        del works["copy from the host"]
     rows = []
     for name, (work, moved) in works.items():
         taken_s = seconds(work, repeats, device)

@@ -160,9 +160,13 @@ def test_new_rows_get_the_numbers_of_the_stock_backend(new: int) -> None:
 def test_a_prefix_split_does_not_change_attention() -> None:
     torch.manual_seed(1)
     query, keys, values = torch.randn(64, 2, 8), torch.randn(64, 1, 8), torch.randn(64, 1, 8)
-    whole = attend(query, keys, values, scale=None, grouped=True)
-    tail = attend(query[40:], keys, values, scale=None, grouped=True)
+    whole = attend(query, keys, values, [(0, 64)], scale=None, grouped=True)
+    tail = attend(query[40:], keys, values, [(40, 64)], scale=None, grouped=True)
     torch.testing.assert_close(whole[40:], tail, rtol=1e-5, atol=1e-6)
+    parts = torch.cat((query[3:4], query[20:30], query[50:60]))
+    scattered = attend(parts, keys[:60], values[:60], [(3, 4), (20, 30), (50, 60)], scale=None, grouped=True)
+    wanted = torch.cat((whole[3:4], whole[20:30], whole[50:60]))
+    torch.testing.assert_close(scattered, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_anything_but_plain_causal_attention_stays_with_sglang() -> None:

@@ -2,12 +2,14 @@
 
 SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
 CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the
-numbers are the same.
+numbers are the same. Several parts of one sequence, side by side in a batch, attend at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -38,12 +40,16 @@ def extend_new_rows(
         rows = (req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
         return original(backend, query, output, k_cache, v_cache, *rows, **options)
     begin = 0
-    for row, length, new in zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True):
-        slots = req_to_token[row, :length]
+    parts = zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True)
+    for row, own in groupby(parts, key=itemgetter(0)):
+        spans = [(length - new, length) for _, length, new in own]
+        slots = req_to_token[row, : max(end for _, end in spans)]
+        new = sum(end - start for start, end in spans)
         output[begin : begin + new] = attend(
             query[begin : begin + new],
             k_cache[slots].to(query.dtype),
             v_cache[slots].to(query.dtype),
+            spans,
             scale=options.get("scaling"),
             grouped=options.get("enable_gqa", False),
         )
@@ -52,31 +58,39 @@ def extend_new_rows(
 
 
 def attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, scale: float | None, grouped: bool
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    spans: Sequence[tuple[int, int]],
+    *,
+    scale: float | None,
+    grouped: bool,
 ) -> torch.Tensor:
-    """Attend causally from the last rows of a sequence to all of it.
+    """Attend causally from parts of a sequence to all before them.
 
     Args:
         query: [new, heads, head_dim].
         keys: [length, kv_heads, head_dim].
         values: [length, kv_heads, head_dim].
+        spans: the parts, as [start, end); together as long as ``query``.
         grouped: whether several heads share a KV head.
 
     Returns:
         [new, heads, head_dim]
 
-    Cost: new * length, where the stock code takes length squared.
+    Cost: new * length, where the stock code takes length squared for each part.
     """
     new, length = query.shape[0], keys.shape[0]
     mask = None
-    if 1 < new < length:
-        mask = torch.ones(new, length, dtype=torch.bool).tril(length - new)
+    if new > 1 and spans != [(0, length)]:
+        positions = torch.cat([torch.arange(start, end) for start, end in spans])
+        mask = torch.arange(length) <= positions[:, None]
     attended = scaled_dot_product_attention(
         query.movedim(0, 1).unsqueeze(0),
         keys.movedim(0, 1).unsqueeze(0),
         values.movedim(0, 1).unsqueeze(0),
         attn_mask=mask,
-        is_causal=new == length,
+        is_causal=mask is None and new > 1,
         scale=scale,
         enable_gqa=grouped,
     )
