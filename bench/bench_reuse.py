@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import tempfile
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -28,11 +27,10 @@ from statistics import median
 from typing import Any
 
 import httpx
+from serving import add_options, serve
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.hints import envelope, segments_action, step_action
-from kvflow.patches.cpu.launch import launch_server
-from kvflow.patches.cpu.model import build_model
 
 ARMS = ("dense", "rotate", "kvcomm")
 WARM_UP = 3
@@ -123,7 +121,7 @@ class Bench:
                 last = json.loads(line.removeprefix("data: "))
         meta = last["meta_info"]
         grafted = self._grafted() - before
-        answer = list(last["text"].encode())
+        answer = last["output_ids"]
         return Sample(arm, agent + 1, ttft_s, len(tokens), meta["cached_tokens"], grafted), answer
 
     def _grafted(self) -> int:
@@ -155,25 +153,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("agents", 5), ("task", 1024), ("prefix", 512), ("answer", 512), ("programs", 6)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    add_options(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     shape = Shape(options.agents, options.task, options.prefix, options.answer)
     env = {"KVFLOW_STRICT": "1", "KVFLOW_REUSE__MODE": "kvcomm", "KVFLOW_REUSE__ENTROPY": "1"}
     env |= {"KVFLOW_REUSE__AGREEMENT": "0", "KVFLOW_REUSE__DIVERGENCE": "1e9", "KVFLOW_REUSE__CHECK_EVERY": "1000000"}
     flags = ["--enable-kvflow", "--page-size", "16", "--max-total-tokens", "65536", "--chunked-prefill-size", "8192"]
-    with tempfile.TemporaryDirectory() as folder:
-        model = build_model(Path(folder) / "model")
-        with (
-            launch_server(model, log_path=Path(folder) / "log", extra_args=flags, env=env) as server,
-            httpx.Client(base_url=server.url, timeout=600) as client,
-        ):
-            bench = Bench(client, shape)
-            for arm in ARMS:
-                bench.warm(arm)
-            for number in range(options.programs + WARM_UP):
-                for arm in ARMS if number % 2 else reversed(ARMS):
-                    bench.program(arm, number, counts=number >= WARM_UP)
-            stats = bench.stats()
+    with serve(options, flags, env) as client:
+        bench = Bench(client, shape)
+        for arm in ARMS:
+            bench.warm(arm)
+        for number in range(options.programs + WARM_UP):
+            for arm in ARMS if number % 2 else reversed(ARMS):
+                bench.program(arm, number, counts=number >= WARM_UP)
+        stats = bench.stats()
     rows = table(bench.samples)
     for row in sorted(rows, key=lambda row: (row["agent"], ARMS.index(row["arm"]))):
         print(

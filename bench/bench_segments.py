@@ -16,18 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
+from serving import add_options, serve
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.hints import envelope, segments_action, step_action
-from kvflow.patches.cpu.launch import launch_server
-from kvflow.patches.cpu.model import build_model
 
 ARMS = ("dense", "rotate", "rotate+repair", "kvcomm")
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
@@ -105,29 +103,25 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    add_options(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     env = {"KVFLOW_STRICT": "1", "KVFLOW_REUSE__MODE": "kvcomm", "KVFLOW_REUSE__ENTROPY": "1"}
     env |= {"KVFLOW_REUSE__AGREEMENT": "0", "KVFLOW_REUSE__DIVERGENCE": "1e9", "KVFLOW_REUSE__CHECK_EVERY": "1000000"}
     flags = ["--enable-kvflow", "--page-size", "16", "--max-total-tokens", "65536", "--chunked-prefill-size", "8192"]
     flags += ["--max-running-requests", "64"]
-    with tempfile.TemporaryDirectory() as folder:
-        model = build_model(Path(folder) / "model")
-        with (
-            launch_server(model, log_path=Path(folder) / "log", extra_args=flags, env=env) as server,
-            httpx.Client(base_url=server.url, timeout=600) as client,
-        ):
-            prompts = Prompts(client)
-            rows: list[dict[str, Any]] = []
-            for role, text in POINTS:
-                for row in measure(prompts, role, text, options.repeats):
-                    rows.append(row)
-                    print(
-                        f"role {role:5} text {text:5} {row['arm']:14} TTFT {row['ttft_s'] * 1e3:7.1f} ms  "
-                        f"{row['speedup']:6.2f}x of at most {row['limit']:6.2f}x  reused {row['reused']:.1%}",
-                        flush=True,
-                    )
-            stats = prompts.reuse()
+    with serve(options, flags, env) as client:
+        prompts = Prompts(client)
+        rows: list[dict[str, Any]] = []
+        for role, text in POINTS:
+            for row in measure(prompts, role, text, options.repeats):
+                rows.append(row)
+                print(
+                    f"role {role:5} text {text:5} {row['arm']:14} TTFT {row['ttft_s'] * 1e3:7.1f} ms  "
+                    f"{row['speedup']:6.2f}x of at most {row['limit']:6.2f}x  reused {row['reused']:.1%}",
+                    flush=True,
+                )
+        stats = prompts.reuse()
     if options.json:
         record = {"bench": "segments", **circumstances(), "repeats": options.repeats, "rows": rows}
         record |= {"memory": {key: stats[key] for key in ("anchors", "texts", "held_bytes")}}

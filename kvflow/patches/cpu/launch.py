@@ -1,4 +1,4 @@
-"""Start the real SGLang server on the CPU engine, wait until it serves, and stop it."""
+"""Start the real SGLang server, on the CPU engine unless told otherwise, wait until it serves, and stop it."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ def launch_server(
     tensor_parallel: int = 1,
     data_parallel: int = 1,
     python_path: Sequence[Path | str] = (),
+    device: str = "cpu",
     timeout_s: float = 180.0,
     on_progress: Callable[[float, str], None] | None = None,
 ) -> Iterator[ServerProcess]:
-    """Run ``python -m sglang.launch_server`` on the CPU engine for the length of a ``with`` block.
+    """Run ``python -m sglang.launch_server`` for the length of a ``with`` block.
 
     Args:
         model: what ``--model-path`` gets, see `kvflow.patches.cpu.model.build_model`.
@@ -69,6 +70,7 @@ def launch_server(
         tensor_parallel: ranks that split the model; more than one needs no further flags.
         data_parallel: replicas, each with its own cache.
         python_path: folders to import from before the installed packages, e.g. another SGLang or a test's plugin.
+        device: as SGLang calls it; any but ``cpu`` runs without the CPU engine.
         timeout_s: how long to wait for the first answer.
         on_progress: called every few seconds while waiting, with seconds waited and the last line of the log.
 
@@ -77,10 +79,11 @@ def launch_server(
     """
     log_path = Path(log_path)
     port = free_port()
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *cpu_engine_args()]
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", device]
     command += ["--host", HOST, "--port", str(port)]
     command += ["--tp-size", str(tensor_parallel), "--dp-size", str(data_parallel), *extra_args]
-    environment = server_environment(ranks=tensor_parallel * data_parallel, python_path=python_path) | dict(env or {})
+    ranks = tensor_parallel * data_parallel
+    environment = server_environment(ranks=ranks, python_path=python_path, device=device) | dict(env or {})
     began_s = time.monotonic()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -119,14 +122,16 @@ def cpu_engine_environment(environment: Mapping[str, str], *, ranks: int = 1) ->
     return added | dict(environment) | {ENGINE_VARIABLE: "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def server_environment(*, ranks: int = 1, python_path: Sequence[Path | str] = ()) -> dict[str, str]:
+def server_environment(
+    *, ranks: int = 1, python_path: Sequence[Path | str] = (), device: str = "cpu"
+) -> dict[str, str]:
     """Make the environment `launch_server` starts from.
 
     Inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller says; ``KVFLOW_*``
     stay. Nothing is looked up on model hubs, and health checks do not generate (they would leave radix nodes).
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
-    environment = cpu_engine_environment(kept, ranks=ranks) | {
+    environment = (cpu_engine_environment(kept, ranks=ranks) if device == "cpu" else kept) | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -1,0 +1,62 @@
+"""The server of a benchmark: a tiny random model on the CPU engine, or the geometry of an 8B model on a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from kvflow.patches.cpu import tokenizer
+from kvflow.patches.cpu.launch import launch_server
+from kvflow.patches.cpu.model import ModelSpec, build_model, llama_config
+
+LLAMA_8B = ModelSpec(
+    hidden_size=4096, intermediate_size=14336, layers=32, heads=32, kv_heads=8, max_position=65536, dtype="bfloat16"
+)
+"""But for the vocabulary, which is that of the byte tokenizer: a prefill computes one row of logits."""
+GPU_FLAGS = ("--load-format", "dummy", "--sampling-backend", "pytorch", "--grammar-backend", "none")
+READY_S = 600.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Let a benchmark's user choose the device, and add flags of SGLang."""
+    parser.add_argument("--device", default="cpu", help="cuda: the geometry of an 8B model, random weights")
+    parser.add_argument("--flags", default="", help="further flags of SGLang, e.g. '--attention-backend triton'")
+
+
+@contextmanager
+def serve(options: argparse.Namespace, flags: Sequence[str], env: Mapping[str, str]) -> Iterator[httpx.Client]:
+    """Run a server for the length of a ``with`` block.
+
+    Args:
+        options: those of :func:`add_options`.
+        flags: of SGLang, besides those for the device.
+        env: variables.
+    """
+    device = options.device
+    flags = [*flags, *shlex.split(options.flags)]
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        if device == "cpu":
+            build_model(model)
+        else:
+            _write_geometry(model)
+            flags = [*flags, *GPU_FLAGS]
+        server = launch_server(
+            model, log_path=Path(folder) / "log", extra_args=flags, env=env, device=device, timeout_s=READY_S
+        )
+        with server as started, httpx.Client(base_url=started.url, timeout=600) as client:
+            yield client
+
+
+def _write_geometry(folder: Path) -> None:
+    """Write a configuration and a tokenizer; SGLang makes the weights up (speed does not depend on them)."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(llama_config(LLAMA_8B)))
+    tokenizer.write_tokenizer(folder, max_position=LLAMA_8B.max_position)
