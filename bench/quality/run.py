@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -184,7 +185,7 @@ def reuse_stats(client: httpx.Client) -> dict[str, Any]:
     return client.get("/kvflow/v1/stats").json()["replicas"][0]["reuse"]
 
 
-def run(model: Path, group: list[Arm], items: list[Asked], layer: int) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, group: list[Arm], items: list[Asked]) -> list[dict[str, Any]]:
     """Measure arms with the same settings of repair on one server."""
     env = {
         "KVFLOW_STRICT": "1",
@@ -195,12 +196,15 @@ def run(model: Path, group: list[Arm], items: list[Asked], layer: int) -> list[d
         "KVFLOW_REUSE__CHECK_EVERY": "1000000",
         "KVFLOW_REUSE__REPAIR_TOKENS": str(group[0].repair_tokens),
         "KVFLOW_REUSE__REPAIR_SHARE": str(group[0].repair_share),
-        "KVFLOW_REUSE__REPAIR_LAYER": str(layer),
+        "KVFLOW_REUSE__REPAIR_LAYER": str(options.repair_layer),
     }
     flags = ["--page-size", "1", "--max-total-tokens", "16384", "--enable-kvflow", "--sleep-on-idle"]
+    flags += shlex.split(options.flags)
     with (
         tempfile.TemporaryDirectory() as folder,
-        launch_server(model, log_path=Path(folder) / "log", extra_args=flags, env=env) as server,
+        launch_server(
+            options.model, log_path=Path(folder) / "log", extra_args=flags, env=env, device=options.device
+        ) as server,
         httpx.Client(base_url=server.url, timeout=120) as client,
     ):
         return [measure(client, arm, items) for arm in group]
@@ -217,13 +221,15 @@ def main() -> None:
     parser.add_argument("--repair-layer", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--arms", nargs="+", help="only these")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--flags", default="", help="further flags of SGLang, e.g. '--attention-backend triton'")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     items = list(questions(options.programs + WARM_UP, options.references, options.seed))
     asked = [arm for arm in arms(options.repair_tokens, options.repair_share) if arm.name in (options.arms or arm.name)]
     rows: list[dict[str, Any]] = []
     for _, group in groupby(asked, key=lambda arm: (arm.repair_tokens, arm.repair_share)):
-        for row in run(options.model, list(group), items, options.repair_layer):
+        for row in run(options, list(group), items):
             rows.append(row)
             print(_line(row), flush=True)
     if options.json:

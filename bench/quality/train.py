@@ -1,6 +1,6 @@
-"""Train a small Llama from scratch, on the CPU, to answer :mod:`tasks`: rotary embedding, grouped queries, four layers.
+"""Train a small Llama from scratch to answer :mod:`tasks`: rotary embedding, grouped queries; larger on a GPU.
 
-Usage: python bench/quality/train.py FOLDER [--steps 3000] [--seed 0]
+Usage: python bench/quality/train.py FOLDER [--steps 3000] [--seed 0] [--device cuda]
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tasks import DIGITS, KINDS, NAMES, PASSAGE_KINDS, PUZZLE_KINDS, Library, ma
 from kvflow.patches.cpu import declare_torchvision_ops, tokenizer
 from kvflow.patches.cpu.model import ModelSpec, llama_config
 
-SPEC = ModelSpec(hidden_size=128, intermediate_size=256, layers=4, heads=4, kv_heads=2, max_position=8192)
+SMALL = ModelSpec(hidden_size=128, intermediate_size=256, layers=4, heads=4, kv_heads=2, max_position=8192)
+LARGE = ModelSpec(hidden_size=512, intermediate_size=1024, layers=8, heads=8, kv_heads=4, max_position=8192)
 BATCH_TOKENS = 4000
 RATE = 2e-3
 IGNORED = -100
@@ -83,14 +84,14 @@ def _wanted(tokens: Sequence[int], kind: str) -> Row:
     return [(token, token, kind) for token in tokens]
 
 
-def train(steps: int, seed: int) -> Any:
+def train(spec: ModelSpec, steps: int, seed: int, device: str) -> Any:
     """Train; lessons change as they are learned, and the rate falls over the last part."""
     declare_torchvision_ops()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
     rng, library = random.Random(seed), Library(held_out=False)
-    model = LlamaForCausalLM(LlamaConfig(**{**llama_config(SPEC), "attn_implementation": "sdpa"}))
+    model = LlamaForCausalLM(LlamaConfig(**{**llama_config(spec), "attn_implementation": "sdpa"})).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     right: dict[str, float] = defaultdict(float)
     lesson = begun = 0
@@ -128,6 +129,7 @@ def _learn(model: Any, rows: Sequence[Row], right: dict[str, float]) -> torch.Te
     longest = max(map(len, rows))
     tokens = torch.tensor([[t for t, _, _ in row] + [0] * (longest - len(row)) for row in rows])
     labels = torch.tensor([[label for _, label, _ in row[1:]] + [IGNORED] * (longest - len(row)) for row in rows])
+    tokens, labels = tokens.to(model.device), labels.to(model.device)
     asked = labels != IGNORED
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1][asked]
     logits = model.lm_head(hidden)
@@ -155,19 +157,19 @@ def accuracy(model: Any, seed: int, prompts: int = 100) -> dict[str, float]:
             if question is None:
                 continue
             head = [*role, *(t for text in unit.texts for t in text), *question.asked]
-            tokens = torch.tensor([[*head, *question.answer]])
+            tokens = torch.tensor([[*head, *question.answer]], device=model.device)
             with torch.no_grad():
                 drawn = model(input_ids=tokens).logits.argmax(-1)
             right[kind].append(bool((drawn[0, len(head) - 1 : -1] == tokens[0, len(head) :]).all()))
     return {kind: sum(marks) / len(marks) for kind, marks in right.items()}
 
 
-def write(model: Any, folder: Path) -> None:
+def write(model: Any, spec: ModelSpec, folder: Path) -> None:
     """Write weights, configuration and tokenizer as SGLang loads them."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(llama_config(SPEC), indent=1, sort_keys=True))
-    tokenizer.write_tokenizer(folder, max_position=SPEC.max_position)
+    (folder / "config.json").write_text(json.dumps(llama_config(spec), indent=1, sort_keys=True))
+    tokenizer.write_tokenizer(folder, max_position=spec.max_position)
 
 
 if __name__ == "__main__":
@@ -175,7 +177,9 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    trained = train(arguments.steps, arguments.seed)
+    made = SMALL if arguments.device == "cpu" else LARGE
+    trained = train(made, arguments.steps, arguments.seed, arguments.device)
     print(json.dumps(accuracy(trained, arguments.seed + 1)))
-    write(trained, arguments.folder)
+    write(trained, made, arguments.folder)
