@@ -40,6 +40,7 @@ def gated(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: breaker\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nbreaker = breaker:register\n")
     env = {"KVFLOW_REUSE__MODE": "kvcomm", "BREAKER_SWITCH": str(folder / "broken")}
+    env["KVFLOW_REUSE__ENTROPY"] = "0"  # a text is served from its own anchor only
     with start("--enable-kvflow", "--max-total-tokens", "1024", env=env, python_path=[folder]) as server:
         yield server, folder / "broken"
 
@@ -62,7 +63,7 @@ def test_the_gate_catches_a_broken_anchor_pool_within_fifty_requests(gated: tupl
     states = [again(number) for number in range(16)]
     assert {state["door"] for state in states} == {"open"}
     assert reuse(server)["spliced"] >= 16
-    assert reuse(server)["checks"] >= 6
+    assert reuse(server)["checks"] >= 3
     assert states[-1]["agreement"] == 1.0
     switch.touch()
     assert any(again(number)["door"] != "open" for number in range(50))
