@@ -120,7 +120,7 @@ class Reuse(_Section):
     """Mean Kullback-Leibler divergence of the next token's distribution that is still accepted, in nats."""
     check_every: int = Field(default=8, ge=1)
     """One of so many prompts with reuse is computed a second time to compare, once nobody waits for it any more; and
-    one of so many workflows is computed at once, if its type reports outcomes."""
+    one of so many workflows, but no more than every fourth, is computed at once, if its type reports outcomes."""
     outcome_loss: float = Field(default=0.05, ge=0, le=1)
     """How much lower the mean outcome of workflows (``kvflow.feedback``) may be with reuse than without."""
 

@@ -165,7 +165,8 @@ class Splicer:
         chunk = cut(state.plan.grafts, start, start + batch.extend_lens[row])
         if not chunk.grafts:
             return None
-        fills = [self.reuse.fill(state.prompt, graft, self._splicing.pool.device) for graft in chunk.grafts]
+        prompt, device = state.prompt, self._splicing.pool.device
+        fills = (self.reuse.fill(prompt, graft, device) for graft in chunk.grafts)
         slots = int(batch.req_pool_indices_cpu[row])
         return self._splicing.put(slots, chunk, fills, state.prompt.method.repair_share)
 

@@ -6,7 +6,7 @@ Tensor-parallel ranks agree on it before, since forward passes of different shap
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from operator import itemgetter
@@ -68,22 +68,24 @@ class Splicing:
                 type(runner.model).__name__,
             )
 
-    def put(self, row: int, chunk: Chunk, fills: Sequence[KV], repair_share: float) -> Spliced:
+    def put(self, row: int, chunk: Chunk, fills: Iterable[KV], repair_share: float) -> Spliced:
         """Write KV into a request's pages.
 
         Args:
             row: of the request, in the pool of requests.
             chunk: the grafts.
-            fills: what belongs into each.
+            fills: what belongs into each; taken one by one, since each holds all layers.
             repair_share: of the tokens.
         """
+        tokens = sum(graft.end - graft.start for graft in chunk.grafts)
+        repairs = self._by_layers and round(repair_share * tokens) > 0
+        layer = slice(self._layer, self._layer + 1)
+        put: list[KV] = []
         for graft, fill in zip(chunk.grafts, fills, strict=True):
             self.pool.write(row, graft.start, fill)
-        if not (repair_share and self._by_layers):
-            return Spliced(chunk=chunk)
-        layer = slice(self._layer, self._layer + 1)
-        put = tuple(KV(fill.keys[layer], fill.values[layer]) for fill in fills)
-        return Spliced(chunk=chunk, put=put, repair_share=repair_share)
+            if repairs:
+                put.append(KV(fill.keys[layer].clone(), fill.values[layer].clone()))
+        return Spliced(chunk=chunk, put=tuple(put), repair_share=repair_share if repairs else 0.0)
 
     def compute(self, batch: Any, spliced: Sequence[Spliced | None]) -> Any | None:
         """Compute all but the rest of each request; returns the batch of the rest, None if ranks disagree.

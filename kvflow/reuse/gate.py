@@ -122,7 +122,10 @@ class QualityGate:
     def close(self, slot: SlotKey) -> None:
         """Close a slot for what applications say came of it; each time it rests twice as long."""
         record = self._record(slot)
+        if record.door is Door.CLOSED:
+            return
         record.losses += 1
+        record.door = Door.OPEN  # not a failed trial, which would rest twice as long again
         record.rest = min(_MAX_REST, _REST << record.losses)
         self._close(record)
 

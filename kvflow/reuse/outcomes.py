@@ -21,6 +21,8 @@ V = TypeVar("V")
 
 _LEAST = 8
 """Outcomes of each kind that a verdict needs."""
+_LEAST_EVERY = 4
+"""However often reuse is checked, most workflows are served with it."""
 _LATEST = 64
 """Outcomes of each kind it looks back on."""
 _SIGMAS = 3.0
@@ -45,7 +47,7 @@ class Outcomes:
 
     def __init__(self, loss: float = 0.05, every: int = 8) -> None:
         self._loss = loss
-        self._every = every
+        self._every = max(every, _LEAST_EVERY)
         self._pending: OrderedDict[str, dict[SlotKey, bool]] = OrderedDict()
         self._records: OrderedDict[SlotKey, _Record] = OrderedDict()
         self._reporting: OrderedDict[str, None] = OrderedDict()
@@ -76,6 +78,9 @@ class Outcomes:
             if self._worse(record):
                 record.reused.clear()
                 worse.append(slot)
+        for slot in worse:  # what was spliced before the verdict says nothing new
+            for pending in self._pending.values():
+                pending.pop(slot, None)
         return worse
 
     def means(self, slot: SlotKey) -> dict[str, float | None]:

@@ -30,8 +30,8 @@ def without_first(graft: Graft, tokens: int) -> Graft | None:
 def deviations(spliced: KV, computed: KV) -> torch.Tensor:
     """How far the KV of each token is from what was put in.
 
-    Keys and values count alike, whatever their scale. Under tensor parallelism each rank knows its own heads' share;
-    the sum over ranks is the whole.
+    Keys and values count alike, whatever their scale. Under tensor parallelism each rank knows its own heads; in the
+    sum over ranks all ranks' heads count alike.
 
     Args:
         spliced: what was put in, of one layer or several.

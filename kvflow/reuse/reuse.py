@@ -92,7 +92,9 @@ class Reuse:
         else:
             plan = self._splice(prompt, found, doors, missing, cached_tokens)
         if doors and prompt.workflow_id:
-            self.outcomes.served(prompt.workflow_id, doors, spliced=bool(plan.grafts))
+            opened = [key for key, door in doors.items() if door is Door.OPEN]
+            self.outcomes.served(prompt.workflow_id, doors, spliced=False)
+            self.outcomes.served(prompt.workflow_id, opened, spliced=bool(plan.grafts))
         return plan
 
     def _splice(
