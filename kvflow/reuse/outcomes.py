@@ -27,6 +27,8 @@ _LATEST = 64
 """Outcomes of each kind it looks back on."""
 _SIGMAS = 3.0
 """Standard errors by which a loss has to exceed the bound; so many because it is asked after every outcome."""
+_SLOTS = 256
+"""Slots of one workflow."""
 _REMEMBERED = 4096
 """Slots, workflow types, and workflows whose outcome is waited for; their names come from clients."""
 
@@ -67,6 +69,8 @@ class Outcomes:
         pending = _latest(self._pending, workflow_id, {})
         for slot in slots:
             pending[slot] = spliced or pending.get(slot, False)
+        while len(pending) > _SLOTS:
+            del pending[next(iter(pending))]
 
     def report(self, workflow_id: str, outcome: float) -> list[SlotKey]:
         """Take an outcome, from 0 to 1; returns slots in which reuse makes outcomes worse."""

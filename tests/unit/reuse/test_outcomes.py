@@ -73,3 +73,23 @@ def test_names_from_clients_are_bounded() -> None:
     assert outcomes.report("w0", 1.0) == []
     outcomes.report("w4999", 0.5)
     assert outcomes.means(("t", "4999"))["outcome_reused"] == 0.5
+
+
+def test_slots_of_one_workflow_are_bounded() -> None:
+    outcomes = Outcomes()
+    for number in range(1000):
+        outcomes.served("long", [("t", str(number))], spliced=True)
+    outcomes.report("long", 1.0)
+    assert outcomes.means(("t", "0"))["outcome_reused"] is None
+    assert outcomes.means(("t", "999"))["outcome_reused"] == 1.0
+
+
+def test_one_verdict_is_not_repeated_by_what_was_spliced_before_it() -> None:
+    outcomes = Outcomes()
+    for number in range(8):
+        outcomes.served(f"computed {number}", [SLOT], spliced=False)
+        outcomes.report(f"computed {number}", 1.0)
+    for number in range(100):
+        outcomes.served(f"spliced {number}", [SLOT], spliced=True)
+    verdicts = [outcomes.report(f"spliced {number}", 0.0) for number in range(100)]
+    assert verdicts.count([SLOT]) == 1
