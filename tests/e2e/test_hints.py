@@ -291,7 +291,7 @@ def test_status_names_every_seam_and_its_process(server: Any) -> None:
     assert status["seams_hold"] is True
     assert {seam["process"] for seam in status["seams"]} == {"http", "scheduler"}
     assert status["replicas"][0]["tree_core"] == "KvflowTreeCore"
-    assert status["actions"][:2] == ["kvflow.feedback", "kvflow.step", "kvflow.tool"]
+    assert status["actions"][:3] == ["kvflow.feedback", "kvflow.step", "kvflow.tool"]
 
 
 def test_metrics_carry_our_series(server: Any) -> None:
