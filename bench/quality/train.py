@@ -91,7 +91,8 @@ def train(spec: ModelSpec, steps: int, seed: int, device: str) -> Any:
 
     torch.manual_seed(seed)
     rng, library = random.Random(seed), Library(held_out=False)
-    model = LlamaForCausalLM(LlamaConfig(**{**llama_config(spec), "attn_implementation": "sdpa"})).to(device)
+    model: Any = LlamaForCausalLM(LlamaConfig(**{**llama_config(spec), "attn_implementation": "sdpa"}))
+    model.to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     right: dict[str, float] = defaultdict(float)
     lesson = begun = 0

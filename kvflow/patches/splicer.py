@@ -85,7 +85,8 @@ class Splicer:
         if not self._asked(batch):
             return original(worker, batch, *args, **kwargs)
         nothing: list[Spliced | None] = [None] * len(batch.reqs)
-        spliced = self._guard.run(self._prepare, batch, default=nothing)
+        self._guard.run(self._plan, batch, default=None)
+        spliced = self._guard.run(self._fill, batch, default=nothing)
         self._sampled = self._guard.run(self._checked, batch, default=[])
         if any(spliced):
             worker.set_hicache_consumer(batch.hicache_consumer_index)
@@ -150,8 +151,13 @@ class Splicer:
             and any(reuse_of(req) is not None for req in batch.reqs)
         )
 
-    def _prepare(self, batch: Any) -> list[Spliced | None]:
-        """Plan, and put in what belongs into this chunk of each request.
+    def _plan(self, batch: Any) -> None:
+        """Decide for all before anything is put in: ranks add up distances; only putting in may fail on one alone."""
+        for req, cached_tokens in zip(batch.reqs, batch.prefix_lens, strict=True):
+            self._state(req, cached_tokens)
+
+    def _fill(self, batch: Any) -> list[Spliced | None]:
+        """Put in what belongs into this chunk of each request.
 
         Nothing is lost if it fails half way: what is not spliced is computed, over what was put in.
         """
@@ -159,7 +165,7 @@ class Splicer:
 
     def _put(self, batch: Any, row: int, req: Any) -> Spliced | None:
         start = batch.prefix_lens[row]
-        state = self._state(req, start)
+        state: _State | None = getattr(req, "_kvflow_splice", None)
         if state is None or state.prompt is None or state.plan is None:
             return None
         chunk = cut(state.plan.grafts, start, start + batch.extend_lens[row])
@@ -170,18 +176,17 @@ class Splicer:
         slots = int(batch.req_pool_indices_cpu[row])
         return self._splicing.put(slots, chunk, fills, state.prompt.method.repair_share)
 
-    def _state(self, req: Any, cached_tokens: int) -> _State | None:
+    def _state(self, req: Any, cached_tokens: int) -> None:
         state: _State | None = getattr(req, "_kvflow_splice", None)
         if state is None:
             asked = reuse_of(req)
             if asked is None:
-                return None
+                return
             state = req._kvflow_splice = _State(asked, self._prompt(req, asked))
         if state.prompt is not None and state.attempt != req.retraction_count:
             state.attempt = req.retraction_count
             state.plan = self.reuse.plan(state.prompt, cached_tokens)
             self._tell(state.prompt, state.plan)
-        return state
 
     def _tell(self, prompt: Prompt, plan: Plan) -> None:
         if prompt.workflow_id and not prompt.trial:
@@ -217,6 +222,7 @@ class Splicer:
             method=self._method(asked.get("mode") or self._settings.mode),
             trial="check" in asked,
             workflow_id=claim.workflow_id if claim else "",
+            program_id=(claim.program_id or "") if claim else "",
         )
 
     def _method(self, mode: str) -> Method:

@@ -61,12 +61,9 @@ class Splicing:
         self._ranks = ranks
         self._together = runner.prefill_attention_backend_str not in _SEPARATE_RUNS
         self._layer = min(repair_layer, self.pool.layers - 1)
-        self._by_layers = rows.by_layers(runner)
-        if not self._by_layers:
-            logger.warning(
-                "kvflow: %s cannot be computed layer by layer: repair of reused texts computes their first tokens only",
-                type(runner.model).__name__,
-            )
+        self._by_layers = True
+        if not rows.by_layers(runner):
+            self._first_tokens_only("it has no forward_split_prefill")
 
     def put(self, row: int, chunk: Chunk, fills: Iterable[KV], repair_share: float) -> Spliced:
         """Write KV into a request's pages.
@@ -130,7 +127,11 @@ class Splicing:
             leads += [(row, *run) for run in lead]
         rows.compute(batch, self._runner, leads)
         runs = [(row, one.chunk.grafts[0].start, one.chunk.rest) for row, one in asked.items()]
-        rows.compute(batch, self._runner, runs, layers=self._layer + 1)
+        try:
+            rows.compute(batch, self._runner, runs, layers=self._layer + 1)
+        except (AttributeError, NotImplementedError, TypeError) as error:  # on every rank alike
+            self._first_tokens_only(repr(error))
+            return {}
         measured = [self._deviations(int(batch.req_pool_indices_cpu[row]), one) for row, one in asked.items()]
         total = self.total(torch.cat(measured))
         repairs: Repairs = {}
@@ -138,6 +139,14 @@ class Splicing:
             repairs[row] = chosen(one.chunk.grafts, deviation, one.repair_share)
             self.repaired_tokens += sum(end - start for start, end in chain.from_iterable(repairs[row]))
         return repairs
+
+    def _first_tokens_only(self, why: str) -> None:
+        self._by_layers = False
+        logger.warning(
+            "kvflow: %s is not computed layer by layer (%s): repair of reused texts computes their first tokens only",
+            type(self._runner.model).__name__,
+            why,
+        )
 
     def _deviations(self, row: int, spliced: Spliced) -> torch.Tensor:
         layer = slice(self._layer, self._layer + 1)

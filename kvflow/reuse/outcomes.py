@@ -1,14 +1,14 @@
 """Outcomes: what applications say came of their workflows, with reuse and without.
 
-An outcome belongs to a workflow, and so to every slot whose text was at hand in one of its prompts. What it would have
-been without reuse is learned from workflows that are computed for comparison, one in so many, as soon as a workflow
-type reports outcomes at all.
+An outcome belongs to a workflow, and so to every slot whose text was put into a prompt of it or of its sub-workflows.
+What it would have been without reuse is learned from workflows into which nothing was put although texts were at hand:
+one in so many is computed for comparison as soon as a workflow type reports outcomes at all.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, variance
 from typing import TypeVar
@@ -55,28 +55,37 @@ class Outcomes:
         self._reporting: OrderedDict[str, None] = OrderedDict()
 
     def compares(self, workflow_id: str, workflow_type: str) -> bool:
-        """Whether a workflow is computed, for the others to be compared with."""
-        return workflow_type in self._reporting and crc32(workflow_id.encode()) % self._every == 0
-
-    def served(self, workflow_id: str, slots: Iterable[SlotKey], *, spliced: bool) -> None:
-        """A prompt of a workflow has been planned.
+        """Whether a workflow is computed, for the others to be compared with.
 
         Args:
-            workflow_id: whose it is.
-            slots: whose texts were at hand.
-            spliced: whether they were put in.
+            workflow_id: the outermost one, so that all of it is computed.
+            workflow_type: of the prompt.
+        """
+        return workflow_type in self._reporting and crc32(workflow_id.encode()) % self._every == 0
+
+    def served(self, workflow_id: str, at_hand: Iterable[SlotKey], put_in: Collection[SlotKey]) -> None:
+        """A prompt of a workflow, or of a sub-workflow of it, has been planned.
+
+        Args:
+            workflow_id: which.
+            at_hand: slots whose texts were.
+            put_in: slots whose texts are.
         """
         pending = _latest(self._pending, workflow_id, {})
-        for slot in slots:
-            pending[slot] = spliced or pending.get(slot, False)
+        for slot in at_hand:
+            pending[slot] = slot in put_in or pending.get(slot, False)
         while len(pending) > _SLOTS:
             del pending[next(iter(pending))]
 
     def report(self, workflow_id: str, outcome: float) -> list[SlotKey]:
         """Take an outcome, from 0 to 1; returns slots in which reuse makes outcomes worse."""
         worse: list[SlotKey] = []
-        for slot, spliced in self._pending.pop(workflow_id, {}).items():
+        pending = self._pending.pop(workflow_id, {})
+        spliced = any(pending.values())
+        for slot, put_in in pending.items():
             _latest(self._reporting, slot[0], None)
+            if spliced and not put_in:
+                continue
             record = _latest(self._records, slot, _Record())
             (record.reused if spliced else record.computed).append(outcome)
             if self._worse(record):

@@ -48,12 +48,14 @@ class Plan:
     Attributes:
         exact_tokens: KV from here on depends on what was put in.
         missing: where in slots texts are that are not at hand, as [start, end).
+        slots: whose texts are put in.
         check: slots for whose sake the prompt is to be computed again, spliced and exactly.
         reason: what is put in, or why nothing is; for people to read.
     """
 
     exact_tokens: int
     reason: str
+    slots: tuple[SlotKey, ...] = ()
     check: tuple[SlotKey, ...] = ()
     grafts: tuple[Graft, ...] = ()
     lessons: tuple[Lesson, ...] = ()

@@ -55,6 +55,7 @@ class Prompt:
     Attributes:
         namespace: whose it is; nothing is shared across.
         workflow_id: the run of a workflow that it belongs to; empty if that is not known.
+        program_id: the workflow at the root of that one; empty if it is the root itself.
         tokens: [n] int64.
         slots: in order, not overlapping.
         trial: nobody waits for it: it is spliced whatever the quality gate says.
@@ -68,3 +69,4 @@ class Prompt:
     method: Method
     trial: bool = False
     workflow_id: str = ""
+    program_id: str = ""

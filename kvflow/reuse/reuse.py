@@ -83,28 +83,48 @@ class Reuse:
         found = {slot: self._matches(prompt, slot, cached_tokens) for slot in prompt.slots}
         doors = self._doors(prompt, found)
         missing = tuple(gap for slot, matches in found.items() for gap in self._gaps(slot, matches))
+        grafts, lessons = self._served(prompt, found, doors)
+        plan = Plan(exact_tokens=len(prompt.tokens), lessons=tuple(lessons), missing=missing, reason="")
         tried = tuple(key for key, door in doors.items() if door is Door.TRIAL)
-        compared = not prompt.trial and self.outcomes.compares(prompt.workflow_id, prompt.workflow_type)
-        if tried or compared:
-            check = tried if any(map(self.gate.samples, tried)) else ()
-            reason = "tried on copies after a rest" if tried else "for other workflows to be compared with"
-            plan = Plan(exact_tokens=len(prompt.tokens), missing=missing, check=check, reason=reason)
+        if tried:
+            plan = replace(plan, check=self._sampled(tried), reason="tried on copies after a rest")
+        elif self._compared(prompt):
+            plan = replace(plan, reason="for other workflows to be compared with")
+        elif kept := [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]:
+            plan = self._spliced(prompt, plan, kept, cached_tokens)
         else:
-            plan = self._splice(prompt, found, doors, missing, cached_tokens)
-        if doors and prompt.workflow_id:
-            opened = [key for key, door in doors.items() if door is Door.OPEN]
-            self.outcomes.served(prompt.workflow_id, doors, spliced=False)
-            self.outcomes.served(prompt.workflow_id, opened, spliced=bool(plan.grafts))
+            plan = replace(plan, reason=_why_nothing(doors, grafts, lessons))
+        for workflow_id in dict.fromkeys((prompt.workflow_id, prompt.program_id)):
+            if workflow_id and doors:
+                self.outcomes.served(workflow_id, doors, plan.slots)
         return plan
 
-    def _splice(
-        self,
-        prompt: Prompt,
-        found: dict[Slot, list[Match]],
-        doors: dict[SlotKey, Door],
-        missing: tuple[tuple[int, int], ...],
-        cached_tokens: int,
-    ) -> Plan:
+    def _compared(self, prompt: Prompt) -> bool:
+        """Whether a prompt is computed for the sake of outcomes: all of a program, or nothing of it."""
+        program_id = prompt.program_id or prompt.workflow_id
+        return not prompt.trial and self.outcomes.compares(program_id, prompt.workflow_type)
+
+    def _sampled(self, slots: tuple[SlotKey, ...]) -> tuple[SlotKey, ...]:
+        return slots if any(map(self.gate.samples, slots)) else ()
+
+    def _spliced(self, prompt: Prompt, plan: Plan, grafts: list[Graft], cached_tokens: int) -> Plan:
+        owners = (max((slot for slot in prompt.slots if slot.start <= graft.start), key=_start) for graft in grafts)
+        slots = tuple(dict.fromkeys((prompt.workflow_type, slot.name) for slot in owners))
+        self.counters.spliced += 1
+        self.counters.grafted_tokens += sum(graft.end - graft.start for graft in grafts)
+        return replace(
+            plan,
+            exact_tokens=max(cached_tokens, grafts[0].start),
+            grafts=tuple(grafts),
+            slots=slots,
+            check=() if prompt.trial else self._sampled(slots),
+            reason=f"{prompt.method.mode}: {len(grafts)} runs",
+        )
+
+    def _served(
+        self, prompt: Prompt, found: dict[Slot, list[Match]], doors: dict[SlotKey, Door]
+    ) -> tuple[list[Graft], list[Lesson]]:
+        """What may be put in for the texts at hand, and what would be learned from those that may not."""
         grafts: list[Graft] = []
         lessons: list[Lesson] = []
         for index, (slot, matches) in enumerate(found.items()):
@@ -112,21 +132,7 @@ class Reuse:
             closed = doors.get((prompt.workflow_type, slot.name)) is Door.CLOSED
             for match, after in zip(matches, self._afters(slot, matches, next_slot), strict=True):
                 self._serve(prompt, Found(slot=slot, match=match, after=after, closed=closed), grafts, lessons)
-        kept = [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]
-        exact_tokens = max(cached_tokens, kept[0].start) if kept else len(prompt.tokens)
-        opened = tuple(key for key, door in doors.items() if door is Door.OPEN) if kept else ()
-        check = opened if any(map(self.gate.samples, opened)) else ()
-        if kept:
-            self.counters.spliced += 1
-            self.counters.grafted_tokens += sum(graft.end - graft.start for graft in kept)
-        return Plan(
-            exact_tokens=exact_tokens,
-            grafts=tuple(kept),
-            lessons=tuple(lessons),
-            missing=missing,
-            check=check,
-            reason=f"{prompt.method.mode}: {len(kept)} runs" if kept else _why_nothing(doors, grafts, lessons),
-        )
+        return grafts, lessons
 
     def feedback(self, workflow_id: str, outcome: float) -> list[SlotKey]:
         """Take an outcome of a workflow, from 0 to 1; returns slots that are computed from now on for it."""
@@ -315,6 +321,10 @@ def _why_nothing(doors: dict[SlotKey, Door], grafts: list[Graft], lessons: list[
     if not doors:
         return "none of its texts is known"
     return "what is known is cached, or too short" if grafts else "closed by the quality gate"
+
+
+def _start(slot: Slot) -> int:
+    return slot.start
 
 
 def _plain(match: Match) -> Graft:

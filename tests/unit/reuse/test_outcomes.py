@@ -15,7 +15,7 @@ def report(outcomes: Outcomes, *, reused: float, computed: float, workflows: int
     for number in range(workflows):
         workflow = f"w{number}"
         spliced = not outcomes.compares(workflow, SLOT[0])
-        outcomes.served(workflow, [SLOT], spliced=spliced)
+        outcomes.served(workflow, [SLOT], [SLOT] if spliced else [])
         success = float(rng.random() < (reused if spliced else computed))
         if outcomes.report(workflow, success):
             return number
@@ -36,7 +36,7 @@ def test_reuse_that_does_no_harm_goes_on() -> None:
 def test_nothing_is_computed_for_comparison_before_outcomes_are_reported() -> None:
     outcomes = Outcomes(every=1)
     assert not outcomes.compares("w", "fix")
-    outcomes.served("w", [SLOT], spliced=True)
+    outcomes.served("w", [SLOT], [SLOT])
     outcomes.report("w", 1.0)
     assert outcomes.compares("other", "fix")
     assert not outcomes.compares("other", "review")
@@ -44,7 +44,7 @@ def test_nothing_is_computed_for_comparison_before_outcomes_are_reported() -> No
 
 def test_one_workflow_in_so_many_is_computed() -> None:
     outcomes = Outcomes(every=8)
-    outcomes.served("w", [SLOT], spliced=True)
+    outcomes.served("w", [SLOT], [SLOT])
     outcomes.report("w", 1.0)
     compared = sum(outcomes.compares(f"workflow {n}", "fix") for n in range(4000))
     assert 400 < compared < 600
@@ -53,9 +53,9 @@ def test_one_workflow_in_so_many_is_computed() -> None:
 def test_a_workflow_counts_as_reused_if_any_of_its_prompts_was_spliced() -> None:
     outcomes = Outcomes()
     for spliced in (False, True, False):
-        outcomes.served("w", [SLOT], spliced=spliced)
+        outcomes.served("w", [SLOT], [SLOT] if spliced else [])
     outcomes.report("w", 0.25)
-    outcomes.served("v", [SLOT], spliced=False)
+    outcomes.served("v", [SLOT], [])
     outcomes.report("v", 0.75)
     assert outcomes.means(SLOT) == {"outcome_reused": 0.25, "outcome_computed": 0.75}
 
@@ -69,7 +69,8 @@ def test_an_outcome_of_an_unknown_workflow_changes_nothing() -> None:
 def test_names_from_clients_are_bounded() -> None:
     outcomes = Outcomes()
     for number in range(5000):
-        outcomes.served(f"w{number}", [("t", str(number))], spliced=True)
+        slots = [("t", str(number))]
+        outcomes.served(f"w{number}", slots, slots)
     assert outcomes.report("w0", 1.0) == []
     outcomes.report("w4999", 0.5)
     assert outcomes.means(("t", "4999"))["outcome_reused"] == 0.5
@@ -78,7 +79,8 @@ def test_names_from_clients_are_bounded() -> None:
 def test_slots_of_one_workflow_are_bounded() -> None:
     outcomes = Outcomes()
     for number in range(1000):
-        outcomes.served("long", [("t", str(number))], spliced=True)
+        slots = [("t", str(number))]
+        outcomes.served("long", slots, slots)
     outcomes.report("long", 1.0)
     assert outcomes.means(("t", "0"))["outcome_reused"] is None
     assert outcomes.means(("t", "999"))["outcome_reused"] == 1.0
@@ -87,9 +89,18 @@ def test_slots_of_one_workflow_are_bounded() -> None:
 def test_one_verdict_is_not_repeated_by_what_was_spliced_before_it() -> None:
     outcomes = Outcomes()
     for number in range(8):
-        outcomes.served(f"computed {number}", [SLOT], spliced=False)
+        outcomes.served(f"computed {number}", [SLOT], [])
         outcomes.report(f"computed {number}", 1.0)
     for number in range(100):
-        outcomes.served(f"spliced {number}", [SLOT], spliced=True)
+        outcomes.served(f"spliced {number}", [SLOT], [SLOT])
     verdicts = [outcomes.report(f"spliced {number}", 0.0) for number in range(100)]
     assert verdicts.count([SLOT]) == 1
+
+
+def test_a_slot_into_which_nothing_was_put_is_not_judged_by_the_others_of_its_workflow() -> None:
+    outcomes = Outcomes()
+    other: SlotKey = ("fix", "answer")
+    outcomes.served("w", [SLOT, other], [SLOT])
+    outcomes.report("w", 0.25)
+    assert outcomes.means(SLOT)["outcome_reused"] == 0.25
+    assert outcomes.means(other) == {"outcome_reused": None, "outcome_computed": None}

@@ -328,3 +328,42 @@ def test_slots_are_computed_once_applications_complain() -> None:
     assert asked(1000).grafts == ()
     (slot,) = reuse.report()
     assert (slot["door"], slot["outcome_computed"]) == ("closed", 1.0)
+
+
+def test_an_outcome_of_a_program_is_one_of_all_its_workflows() -> None:
+    reuse = knowing(TEXT)
+    asked = prompt("critic", ROLE, ("document", TEXT))
+    for workflow_id in ("inner 1", "inner 2"):
+        reuse.plan(replace(asked, workflow_id=workflow_id, program_id="outer"), 0)
+    reuse.feedback("outer", 0.5)
+    assert reuse.outcomes.means(("review", "document"))["outcome_reused"] == 0.5
+    compared = {program for program in map(str, range(40)) if reuse.outcomes.compares(program, "review")}
+    for program in map(str, range(40)):
+        plan = reuse.plan(replace(asked, workflow_id="inner", program_id=program), 0)
+        assert (plan.grafts == ()) is (program in compared), "all of a program, or nothing"
+    assert 0 < len(compared) < 40
+
+
+def test_only_slots_that_something_was_put_into_are_judged() -> None:
+    reuse = taught(TEXT, OTHER)
+    unseen = ("second", OTHER)
+    asked = prompt("critic", ROLE, ("document", TEXT), words(40, 40), unseen, mode=Mode.KVCOMM)
+    plan = reuse.plan(replace(asked, workflow_id="w"), 0)
+    assert (plan.grafts, plan.slots) == ((), ()), "what stands before a lesson is computed"
+    asked = prompt("critic", unseen, ROLE, ("document", TEXT), mode=Mode.KVCOMM)
+    plan = reuse.plan(replace(asked, workflow_id="w"), 0)
+    assert plan.slots == (("review", "document"),)
+    reuse.feedback("w", 0.5)
+    outcomes = {state["slot"]: state["outcome_reused"] for state in reuse.report()}
+    assert outcomes == {"document": 0.5, "second": None}
+
+
+def test_prompts_computed_for_comparison_teach_as_others_do() -> None:
+    reuse = knowing(TEXT)
+    reuse.outcomes.served("w", [("review", "document")], [("review", "document")])
+    reuse.feedback("w", 1.0)
+    compared = next(name for name in map(str, range(100)) if reuse.outcomes.compares(name, "review"))
+    plan, _ = serve(reuse, replace(critics(TEXT), workflow_id=compared))
+    assert plan.reason == "for other workflows to be compared with"
+    assert [lesson.reason for lesson in plan.lessons] == ["few anchors"]
+    assert reuse.counters.learned == 1
