@@ -242,12 +242,12 @@ def test_messages_and_answers_are_found_in_chats(rotating: Server) -> None:
 def test_outcomes_that_are_worse_with_reuse_end_it(rotating: Server) -> None:
     document = text("judged", DOCUMENT)
     actions = [segments_action(ranges=[{"start": ROLE, "end": ROLE + DOCUMENT}])]
-    expected = Outcomes()
+    expected, judged = Outcomes(), ("judged", "document")
 
     def run(number: int) -> bool:
         workflow = f"judged {number}"
         computed = expected.compares(workflow, "judged")
-        expected.served(workflow, [("judged", "document")], spliced=not computed)
+        expected.served(workflow, [judged], [] if computed else [judged])
         expected.report(workflow, float(computed))
         step = step_action(workflow_id=workflow, workflow_type="judged", agent="a")
         rotating.generate(text(f"role {number}", ROLE) + document, tokens=1, kv_hints=envelope([step, *actions]))

@@ -1,0 +1,134 @@
+"""Arms: configurations of the server that are compared."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvflow.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One configuration.
+
+    Attributes:
+        flags: of SGLang, on top of those all arms share.
+        env: variables of the server.
+        host: whether it has the host tier, if the others have one.
+        hints: whether programs tell what they do; only kvflow listens.
+        sessions: whether programs name their requests' session, as SGLang's session-aware cache wants it.
+        url: a server that runs already; None to launch one.
+    """
+
+    name: str
+    flags: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    host: bool = True
+    hints: bool = False
+    sessions: bool = False
+    url: str | None = None
+
+    @property
+    def kvflow(self) -> bool:
+        """Whether its server runs kvflow, as far as the arm says."""
+        return "--enable-kvflow" in self.flags or self.hints
+
+
+def _kvflow(name: str, *flags: str, hints: bool = True, **env: str) -> Arm:
+    return Arm(name=name, flags=("--enable-kvflow", *flags), env=tuple(env.items()), hints=hints)
+
+
+PRESETS = {
+    arm.name: arm
+    for arm in (
+        Arm(name="no-host", host=False),
+        Arm(name="lru"),
+        Arm(name="slru", flags=("--radix-eviction-policy", "slru")),
+        Arm(name="tlru", flags=("--radix-eviction-policy", "tlru")),
+        Arm(name="session", flags=("--enable-session-radix-cache",), sessions=True),
+        Arm(name="lpm", flags=("--schedule-policy", "lpm")),
+        _kvflow("kvflow"),
+        _kvflow("kvflow-steps", "--kvflow-policy", "steps"),
+        _kvflow("kvflow-ttl", "--kvflow-policy", "ttl"),
+        _kvflow("kvflow-no-prefetch", KVFLOW_PREFETCH__ENABLED="false"),
+        _kvflow("kvflow-admission", "--kvflow-admission", "workflow"),
+        _kvflow("kvflow-silent", hints=False),
+    )
+}
+"""Arms by name: what SGLang has to offer, and kvflow with this and that turned off."""
+
+DEFAULT = ("lru", "kvflow")
+_VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
+_SWITCHES = {
+    "hints": {"hints": True},
+    "no-hints": {"hints": False},
+    "no-host": {"host": False},
+    "sessions": {"sessions": True},
+}
+
+
+def parse_arm(text: str) -> Arm:
+    """Read ``NAME`` of a preset, or ``NAME=SETTINGS``.
+
+    Settings are words: ``@PRESET`` to begin with one; ``hints``, ``no-hints``, ``sessions``, ``no-host``;
+    ``VARIABLE=VALUE`` of the server's environment; a URL of a server that runs; anything else is a flag of SGLang.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    name, equals, settings = text.partition("=")
+    name = name.strip()
+    if not re.fullmatch(r"[\w.+-]+(?: [\w.+-]+)*", name):
+        raise ConfigError(f"{text!r} is no arm: give the name of one ({', '.join(PRESETS)}) or NAME=SETTINGS")
+    if not equals:
+        return preset(name)
+    try:
+        words = shlex.split(settings)
+    except ValueError as error:
+        raise ConfigError(f"settings of arm {name!r}: {error}") from None
+    arm = Arm(name=name)
+    for word in words:
+        arm = _with(arm, word)
+    if "--enable-kvflow" in arm.flags and not {"hints", "no-hints"} & set(words) and not settings.startswith("@"):
+        arm = replace(arm, hints=True)
+    return arm
+
+
+def preset(name: str) -> Arm:
+    """Find an arm that has a name of its own.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in PRESETS:
+        raise ConfigError(f"there is no arm {name!r}: give one of {', '.join(PRESETS)}, or {name}=SETTINGS")
+    return PRESETS[name]
+
+
+def parse_arms(texts: Sequence[str]) -> list[Arm]:
+    """Read arms; the first is the one the others are compared with.
+
+    Raises:
+        ConfigError: one cannot be read, or two have the same name.
+    """
+    arms = [parse_arm(text) for text in texts]
+    names = [arm.name for arm in arms]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two arms are called {twice!r}: give them different names, e.g. '{twice}-2=@{twice}'")
+    return arms
+
+
+def _with(arm: Arm, word: str) -> Arm:
+    if word.startswith("@"):
+        return replace(preset(word[1:]), name=arm.name)
+    if word in _SWITCHES:
+        return replace(arm, **_SWITCHES[word])
+    if word.startswith(("http://", "https://")):
+        return replace(arm, url=word.rstrip("/"))
+    if match := _VARIABLE.fullmatch(word):
+        return replace(arm, env=(*arm.env, (match[1], match[2])))
+    return replace(arm, flags=(*arm.flags, word))

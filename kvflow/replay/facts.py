@@ -1,0 +1,62 @@
+"""The facts a program would send while it runs, as kvflow's client does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvflow.graph import END
+from kvflow.hints import step_action, tool_action
+from kvflow.trace import LLMCall, ToolStart
+
+_NAME_CHARS = 128
+"""Of agents and tools, at most, on the wire."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps of one thread. A step ends when another agent's begins."""
+
+    workflow_id: str
+    workflow_type: str
+    parent_id: str | None = None
+    agent: str | None = None
+    count: int = 0
+
+    def asks(self, call: LLMCall) -> list[dict[str, Any]]:
+        """An agent is about to ask."""
+        facts: list[dict[str, Any]] = []
+        agent = call.agent[:_NAME_CHARS]
+        if agent != self.agent:
+            if self.agent is not None:
+                facts.append(self._step(self.agent, "end", None))
+            self.agent = agent
+            self.count += 1
+        facts.append(self._step(agent, "start", call.fixed_tokens))
+        return facts
+
+    def tool(self, start: ToolStart, event: str) -> dict[str, Any]:
+        """An agent's tool starts or ends."""
+        return tool_action(
+            workflow_id=self.workflow_id,
+            agent=self.agent or start.agent[:_NAME_CHARS],
+            tool=start.tool[:_NAME_CHARS],
+            verb=start.verb[:_NAME_CHARS] if start.verb else None,
+            call_id=start.tool_call,
+            event=event,
+        )
+
+    def ends(self) -> dict[str, Any]:
+        """The workflow is over."""
+        return step_action(workflow_id=self.workflow_id, agent=END)
+
+    def _step(self, agent: str, event: str, fixed_tokens: int | None) -> dict[str, Any]:
+        return step_action(
+            workflow_id=self.workflow_id,
+            workflow_type=self.workflow_type,
+            parent_workflow_id=self.parent_id,
+            agent=agent,
+            step_id=f"{self.count}:{agent}",
+            event=event,
+            fixed_prompt_tokens=fixed_tokens,
+        )

@@ -1,0 +1,185 @@
+"""Rounds in numbers, and arms against each other."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from kvflow.replay.record import CallRecord, Round
+from kvflow.sim.measures import quantile
+
+RESAMPLES = 2000
+PAIRED = ("completion_s", "ttft_s", "latency_s")
+"""Measured for each workflow, or its calls on average, and so paired between arms."""
+
+
+def measures(rounds: Sequence[Round]) -> dict[str, float]:
+    """Put the rounds of an arm into numbers; names end in their unit. What was not measured is left out.
+
+    Times of calls that failed do not count, and neither do workflows of which one did; ``failed_calls`` says how many.
+    """
+    calls = [call for each in rounds for call in each.calls if not call.error]
+    workflows = [flow for each in rounds for flow in each.workflows]
+    whole = [flow for flow in workflows if not flow.failed_calls]
+    span_s = sum(each.span_s for each in rounds)
+    found: dict[str, float] = {
+        "workflows": len(workflows),
+        "calls": sum(len(each.calls) for each in rounds),
+        "failed_calls": sum(flow.failed_calls for flow in workflows),
+        **_spread("completion", [flow.completion_s for flow in whole]),
+        **_spread("latency", [call.ended_s - call.asked_s for call in calls]),
+        **_spread("ttft", [call.first_s - call.asked_s for call in calls if call.first_s is not None]),
+        **_spread("inter_token", [_inter_token_s(call) for call in calls if call.output_tokens > 1]),
+        **_spread("queue", [call.queue_s for call in calls if call.queue_s is not None]),
+        "span_s": span_s / len(rounds),
+        "workflows_per_h": 3600 * len(whole) / span_s,
+        "tokens_per_h": 3600 * sum(call.prompt_tokens + call.output_tokens for call in calls) / span_s,
+        "prompt_tokens": sum(call.prompt_tokens for call in calls),
+        "cached_device_tokens": sum(call.device_tokens for call in calls),
+        "loaded_tokens": sum(call.host_tokens for call in calls),
+        "fetched_tokens": sum(call.storage_tokens for call in calls),
+        "recomputed_tokens": sum(call.recomputed_tokens for call in calls),
+        "late_p99_s": quantile(sorted(call.late_s for call in calls), 0.99) if calls else 0.0,
+    }
+    stalls = [each.stall_s for each in rounds if each.stall_s is not None]
+    if stalls:
+        found["stall_s"] = sum(stalls)
+    peaks = [each.peak_memory_bytes for each in rounds if each.peak_memory_bytes is not None]
+    if peaks:
+        found["peak_memory_bytes"] = max(peaks)
+    return found | _counted(rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """An arm against the first one, on the same work.
+
+    Attributes:
+        ratio: of the means, below 1 where the arm is faster ...
+        ratio_low: ... and its 95 % interval.
+        mean_s: of the paired differences, below 0 where the arm is faster ...
+        low_s: ... and its 95 % interval. A single pair has none worth the name.
+        worst_ratio: of the workflow that fared worst against the first arm.
+        pairs: so many.
+    """
+
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    mean_s: float
+    low_s: float
+    high_s: float
+    worst_ratio: float
+    pairs: int
+
+    @property
+    def distinct(self) -> bool:
+        """Whether the interval leaves out no difference at all."""
+        return self.low_s > 0 or self.high_s < 0
+
+
+Values = dict[int, dict[str, float]]
+"""Of workflows, by round and workflow id."""
+
+
+def values(rounds: Sequence[Round], name: str) -> Values:
+    """What of :data:`PAIRED` each workflow had; those of which a call failed are left out."""
+    return {each.index: _OF_ROUND[name](each) for each in rounds}
+
+
+def difference(base: Values, arm: Values, seed: int = 0) -> Difference | None:
+    """Compare an arm with the first one, pair by pair.
+
+    Workflows of one round share its luck, so rounds are drawn first, and then pairs within each (a two-stage
+    bootstrap: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8).
+
+    Args:
+        base: of the first arm.
+        arm: of the other.
+        seed: of the resampling.
+
+    Returns:
+        None if there is nothing both have.
+    """
+    paired = (
+        [(mine[key], arm[index][key]) for key in mine if key in arm[index]]
+        for index, mine in base.items()
+        if index in arm
+    )
+    strata = [stratum for stratum in paired if stratum]
+    pairs = [pair for stratum in strata for pair in stratum]
+    if not pairs:
+        return None
+    draw = random.Random(seed)
+    ratios: list[float] = []
+    means: list[float] = []
+    for _ in range(RESAMPLES):
+        drawn: list[tuple[float, float]] = []
+        for stratum in draw.choices(strata, k=len(strata)):
+            drawn += draw.choices(stratum, k=len(stratum))
+        before, after = fmean(a for a, _ in drawn), fmean(b for _, b in drawn)
+        means.append(after - before)
+        ratios.append(after / before)
+    ratios.sort()
+    means.sort()
+    return Difference(
+        ratio=fmean(b for _, b in pairs) / fmean(a for a, _ in pairs),
+        ratio_low=quantile(ratios, 0.025),
+        ratio_high=quantile(ratios, 0.975),
+        mean_s=fmean(b - a for a, b in pairs),
+        low_s=quantile(means, 0.025),
+        high_s=quantile(means, 0.975),
+        worst_ratio=max(b / a for a, b in pairs),
+        pairs=len(pairs),
+    )
+
+
+def _completions(seen: Round) -> dict[str, float]:
+    return {flow.workflow: flow.completion_s for flow in seen.workflows if not flow.failed_calls}
+
+
+def _calls(seen: Round, value: Callable[[CallRecord], float | None]) -> dict[Any, float]:
+    """Means over the calls of each workflow: calls of one workflow share its luck, too."""
+    failed = {flow.workflow for flow in seen.workflows if flow.failed_calls}
+    found: dict[str, list[float]] = defaultdict(list)
+    for call in seen.calls:
+        seconds = value(call)
+        if seconds is not None and call.workflow not in failed:
+            found[call.workflow].append(seconds)
+    return {workflow: fmean(values) for workflow, values in found.items()}
+
+
+_OF_ROUND: dict[str, Callable[[Round], dict[str, float]]] = {
+    "completion_s": _completions,
+    "ttft_s": lambda seen: _calls(seen, lambda call: None if call.first_s is None else call.first_s - call.asked_s),
+    "latency_s": lambda seen: _calls(seen, lambda call: call.ended_s - call.asked_s),
+}
+
+
+def _inter_token_s(call: CallRecord) -> float:
+    return (call.ended_s - (call.first_s or call.asked_s)) / (call.output_tokens - 1)
+
+
+def _spread(name: str, values_s: Sequence[float]) -> dict[str, float]:
+    if not values_s:
+        return {}
+    ordered = sorted(values_s)
+    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    return {f"{name}_mean_s": fmean(ordered)} | {f"{name}_{k}_s": quantile(ordered, v) for k, v in shares.items()}
+
+
+def _counted(rounds: Sequence[Round]) -> dict[str, float]:
+    """What kvflow itself counted, over all rounds."""
+    if not any(each.stats for each in rounds):
+        return {}
+
+    def total(name: str) -> float:
+        counts: list[Mapping[str, Any]] = [each.stats for each in rounds]
+        return sum(count.get(name) or 0 for count in counts)
+
+    names = ("prefetched_tokens", "prefetch_used_tokens", "prefetch_late_tokens", "prefetch_wasted_tokens")
+    return {name: total(name) for name in (*names, "passed_over", "backups")}

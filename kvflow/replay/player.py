@@ -1,0 +1,265 @@
+"""Playing programs in a closed loop: each thread of a program waits for what its trace says it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from kvflow.engine import Accounting, Tier, digests
+from kvflow.replay.contents import Contents
+from kvflow.replay.facts import Steps
+from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
+from kvflow.replay.session import Answer, Session
+from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ToolEnd, ToolStart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long tools and pauses take.
+
+    Attributes:
+        max_gap_s: none takes longer; people go home.
+        tool_s: a tool whose time is not recorded.
+    """
+
+    max_gap_s: float = 600.0
+    tool_s: float = 1.0
+
+    def of_tool(self, end: ToolEnd) -> float:
+        """Seconds a tool takes."""
+        return min(self.tool_s if end.seconds is None else end.seconds, self.max_gap_s)
+
+    def of_pause(self, call: LLMCall) -> float:
+        """Seconds a client pauses before a call."""
+        return min(call.delay_s or 0.0, self.max_gap_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Prompt and answer of a call, and digests of their full pages."""
+
+    tokens: array[int]
+    chain: list[int]
+
+
+class Player:
+    """Plays programs, and enters what was seen in a round's record.
+
+    Args:
+        page_tokens: the server's page size, by which tokens computed again are told from new ones.
+        answered: called after every call.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        seen: Round,
+        contents: Contents,
+        pace: Pace,
+        page_tokens: int,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.session = session
+        self.seen = seen
+        self.contents = contents
+        self.pace = pace
+        self.page_tokens = page_tokens
+        self.answered = answered
+        self.accounting = Accounting(page_tokens, ghost_pages=4_000_000)
+
+    async def play(self, program: Program, workflow_id: str, arrived_s: float) -> None:
+        """Play one program from start to end."""
+        run = _Run(self, program, workflow_id)
+        started_s = self.session.now_s()
+        await run.thread(MAIN_THREAD, started_s)
+        await asyncio.gather(*run.threads.values())
+        await self.session.over(workflow_id)
+        self.seen.workflows.append(
+            WorkflowRecord(
+                workflow=workflow_id,
+                arrived_s=arrived_s,
+                started_s=started_s,
+                ended_s=self.session.now_s(),
+                failed_calls=run.failed,
+            )
+        )
+
+
+@dataclass(slots=True)
+class _Thread:
+    """A thread under way.
+
+    Attributes:
+        due_s: when its next event may happen.
+    """
+
+    name: str
+    steps: Steps
+    due_s: float
+    ends_s: dict[str, float] = field(default_factory=dict)
+    started: dict[str, tuple[ToolStart, float]] = field(default_factory=dict)
+
+
+class _Run:
+    """One workflow under way."""
+
+    def __init__(self, player: Player, program: Program, workflow_id: str) -> None:
+        self.threads: dict[str, asyncio.Task[None]] = {}
+        self.failed = 0
+        self._player = player
+        self._session = player.session
+        self._program = program
+        self._workflow_id = workflow_id
+        self._contexts: dict[str, asyncio.Future[_Context]] = {}
+        self._uses = Counter(call.prompt.base for call in program.calls)
+
+    async def thread(self, name: str, due_s: float) -> None:
+        """Play one thread."""
+        events = self._program.threads.get(name, [])
+        ends = {event.tool_call: event for event in events if isinstance(event, ToolEnd)}
+        thread = _Thread(name, self._steps(name), due_s)
+        for event in events:
+            match event:
+                case LLMCall():
+                    await self._call(event, thread)
+                case ToolStart():
+                    await self._tool_starts(event, ends.get(event.tool_call), thread)
+                case ToolEnd():
+                    await self._tool_ends(event, thread)
+                case Spawn():
+                    self.threads[event.child] = asyncio.create_task(self.thread(event.child, thread.due_s))
+                case Join():
+                    await self.threads[event.child]
+                    thread.due_s = max(thread.due_s, self._session.now_s())
+                case _:
+                    pass
+        await self._session.say(thread.steps.ends())
+
+    def _steps(self, thread: str) -> Steps:
+        """A thread of its own is a workflow below the program's, of a type named after its first agent."""
+        workflow_type = self._program.start.type
+        if thread == MAIN_THREAD:
+            return Steps(self._workflow_id, workflow_type)
+        calls = (event for event in self._program.threads[thread] if isinstance(event, LLMCall))
+        agent = next((call.agent for call in calls), thread)
+        return Steps(f"{self._workflow_id}/{thread}", f"{workflow_type}/{agent}", self._workflow_id)
+
+    async def _tool_starts(self, event: ToolStart, end: ToolEnd | None, thread: _Thread) -> None:
+        start_s = max(thread.due_s, self._session.now_s())
+        thread.started[event.tool_call] = event, start_s
+        if end is not None:
+            thread.ends_s[event.tool_call] = start_s + self._player.pace.of_tool(end)
+        await self._session.say(thread.steps.tool(event, "start"))
+
+    async def _tool_ends(self, event: ToolEnd, thread: _Thread) -> None:
+        start, start_s = thread.started[event.tool_call]
+        end_s = thread.ends_s[event.tool_call]
+        await asyncio.sleep(end_s - self._session.now_s())
+        thread.due_s = max(thread.due_s, end_s)
+        record = ToolRecord(
+            workflow=self._workflow_id,
+            thread=thread.name,
+            tool=start.tool,
+            start_s=start_s,
+            end_s=self._session.now_s(),
+        )
+        self._player.seen.tools.append(record)
+        await self._session.say(thread.steps.tool(start, "end"))
+
+    async def _call(self, call: LLMCall, thread: _Thread) -> None:
+        base = await self._base(call, thread)
+        thread.due_s += self._player.pace.of_pause(call)
+        await asyncio.sleep(thread.due_s - self._session.now_s())
+        prompt = base.tokens[: call.prompt.keep_tokens]
+        for piece in call.prompt.add:
+            prompt.extend(self._player.contents.tokens(piece))
+        recorded = array("q")
+        if call.output_tokens:
+            recorded = self._player.contents.tokens(Piece(call.output, call.output_tokens))
+        hints = thread.steps.asks(call)
+        seen = CallRecord(
+            workflow=self._workflow_id,
+            thread=thread.name,
+            agent=call.agent,
+            call=call.call,
+            asked_s=self._session.now_s(),
+        )
+        seen.late_s = seen.asked_s - thread.due_s
+        answer = await self._session.ask(prompt, recorded, hints, self._workflow_id, seen)
+        known = base.chain[: call.prompt.keep_tokens // self._player.page_tokens]
+        self._enter(call, seen, prompt, recorded, answer, known)
+        thread.due_s = seen.ended_s
+
+    async def _base(self, call: LLMCall, thread: _Thread) -> _Context:
+        """The context a prompt continues; one of another thread may have to be waited for."""
+        base = call.prompt.base
+        if base is None:
+            return _Context(array("q"), [])
+        future = self._future(base)
+        if not future.done():
+            await future
+            thread.due_s = max(thread.due_s, self._session.now_s())
+        self._uses[base] -= 1
+        if not self._uses[base]:
+            del self._contexts[base]  # whole contexts of every call would be a lot of memory
+        return future.result()
+
+    def _future(self, call: str) -> asyncio.Future[_Context]:
+        return self._contexts.setdefault(call, asyncio.get_running_loop().create_future())
+
+    def _enter(
+        self,
+        call: LLMCall,
+        seen: CallRecord,
+        prompt: array[int],
+        recorded: array[int],
+        answer: Answer | None,
+        known: list[int],
+    ) -> None:
+        page_tokens, accounting = self._player.page_tokens, self._player.accounting
+        chain = digests(prompt, "", page_tokens, known)
+        if seen.error:
+            self.failed += 1
+        if answer is not None:
+            hits = {Tier(tier): tokens for tier, tokens in answer.cached.items()}
+            seen.recomputed_tokens = accounting.prompt(len(prompt), chain, hits)
+            self._digest(call.call, answer)
+        # What follows a call that failed goes on as it is recorded.
+        whole = prompt + (answer.tokens if answer is not None and answer.tokens else recorded)
+        context = _Context(whole, digests(whole, "", page_tokens, chain))
+        if answer is not None:
+            accounting.cached(context.chain)
+        if self._uses[call.call]:
+            self._future(call.call).set_result(context)
+        self._player.seen.calls.append(seen)
+        self._player.answered()
+
+    def _digest(self, call: str, answer: Answer) -> None:
+        """Sum up what was answered; the order in which calls end does not count."""
+        seen = self._player.seen
+        own = crc32(answer.tokens.tobytes(), crc32(f"{self._workflow_id} {call}".encode()))
+        seen.answers = f"{int(seen.answers or '0', 16) ^ own:08x}"
+
+
+async def arrive(player: Player, work: list[tuple[float, Program, str]], at_once: int | None) -> None:
+    """Play programs as they arrive.
+
+    Args:
+        player: of the round.
+        work: arrival in seconds since the round began, program and workflow id, in order of arrival.
+        at_once: no more than so many run at a time; those that arrive later wait their turn. None: all may.
+    """
+    free = asyncio.Semaphore(at_once or len(work) or 1)
+
+    async def one(arrival_s: float, program: Program, workflow_id: str) -> None:
+        await asyncio.sleep(arrival_s - player.session.now_s())
+        async with free:
+            await player.play(program, workflow_id, arrival_s)
+
+    async with asyncio.TaskGroup() as group:
+        for each in work:
+            group.create_task(one(*each))

@@ -1,0 +1,154 @@
+"""A replay: rounds of every arm in turns, each of them kept on disk as soon as it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvflow.errors import ConfigError
+from kvflow.replay.arms import Arm
+from kvflow.replay.contents import HIGH, LOW, Contents
+from kvflow.replay.player import Pace, Player, arrive
+from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
+from kvflow.replay.server import Engine, Running, counted, prepare, serving, watched
+from kvflow.replay.session import Session
+from kvflow.replay.work import Load
+from kvflow.sim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is replayed.
+
+    Attributes:
+        arms: the first is the one the others are compared with.
+        engine: how servers are launched; None if every arm has a URL.
+        rounds: of every arm.
+        seed: of the first round; round n draws programs and arrivals with ``seed + n``, the same for all arms.
+        free: let the model answer what it likes.
+        token_ids: from the first to below the second.
+        timeout_s: a call takes no longer.
+        notes: settings that were resolved into the others, for the result.
+    """
+
+    arms: tuple[Arm, ...]
+    engine: Engine | None
+    load: Load
+    pace: Pace = field(default_factory=Pace)
+    rounds: int = 1
+    seed: int = 0
+    free: bool = False
+    token_ids: tuple[int, int] = (LOW, HIGH)
+    page_tokens: int = 16
+    timeout_s: float = 600.0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain form, for the result."""
+        return asdict(self)
+
+
+Progress = Callable[[str, int, int], None]
+"""Told what is going on, calls answered so far, and calls in all."""
+
+
+def replay(plan: Plan, workload: Workload, folder: Path, progress: Progress) -> list[Round]:
+    """Play all rounds of all arms that have not been played yet.
+
+    Args:
+        plan: what to do.
+        workload: programs to draw from.
+        folder: rounds that are over are kept here, and not played again; logs, too.
+        progress: told of every call.
+
+    Returns:
+        All rounds, those played before included.
+
+    Raises:
+        ConfigError: the folder holds rounds of another plan.
+        ServerUnavailableError: a server did not start, or died; what was played until then is kept.
+    """
+    _claim(folder, plan, workload)
+    works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
+    calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
+    total = len(plan.arms) * sum(calls.values())
+    done: dict[tuple[int, str], Round] = {}
+    for index, arm in _turns(plan):
+        path = folder / f"round-{index}-{arm.name.replace(' ', '-')}.json"
+        before = sum(calls[i] for i, _ in done)
+        if path.exists():
+            done[index, arm.name] = read_round(path)
+            progress(f"round {index + 1} of {plan.rounds}, {arm.name}: played before", before + calls[index], total)
+            continue
+        label = f"round {index + 1} of {plan.rounds}, {arm.name}"
+        progress(f"{label}: starting", before, total)
+        seen = Round(arm=arm.name, index=index, seed=plan.seed + index)
+
+        def answered(name: str = label, sofar: int = before, record: Round = seen) -> None:
+            progress(name, sofar + len(record.calls), total)
+
+        with serving(arm, plan.engine, folder) as running:
+            asyncio.run(_play(plan, running, seen, works[index], answered))
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps(asdict(seen)))
+        beside.replace(path)
+        done[index, arm.name] = seen
+    return list(done.values())
+
+
+def read_round(path: Path) -> Round:
+    """Read a round that was kept."""
+    data = json.loads(path.read_text())
+    kept = {name: data[name] for name in (each.name for each in fields(Round)) if name in data}
+    return replace(
+        Round(**kept),
+        calls=[CallRecord(**call) for call in data["calls"]],
+        tools=[ToolRecord(**tool) for tool in data["tools"]],
+        workflows=[WorkflowRecord(**workflow) for workflow in data["workflows"]],
+    )
+
+
+async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], answered: Callable[[], None]) -> None:
+    async with running.client(plan.timeout_s) as client:
+        await prepare(running, client)
+        stalled_s = running.stall_s()
+        began_s = time.perf_counter()
+        session = Session(client, running.arm, free=plan.free, began_s=began_s)
+        player = Player(session, seen, Contents(*plan.token_ids), plan.pace, plan.page_tokens, answered)
+        async with watched(running, client, seen):
+            await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
+            seen.span_s = session.now_s()
+            await counted(running, client, seen)
+        if stalled_s is not None:
+            await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old
+            seen.stall_s = (running.stall_s() or 0.0) - stalled_s
+
+
+def _turns(plan: Plan) -> Iterator[tuple[int, Arm]]:
+    """Rounds begin with another arm each, so that what drifts hits all of them."""
+    for index in range(plan.rounds):
+        shift = index % len(plan.arms)
+        yield from ((index, arm) for arm in (*plan.arms[shift:], *plan.arms[:shift]))
+
+
+def _claim(folder: Path, plan: Plan, workload: Workload) -> None:
+    """Make sure that rounds kept in a folder are of this plan. More rounds than before may be asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    same = replace(plan, rounds=0, notes={}).as_dict() | {"files": [asdict(file) for file in workload.files]}
+    mark = hashlib.sha256(json.dumps(same, sort_keys=True, default=str).encode()).hexdigest()
+    path = folder / "plan.json"
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["mark"] != mark and list(folder.glob("round-*.json")):
+            raise ConfigError(
+                f"{folder} holds rounds of another replay ({kept['created']}): give another --folder, or remove it"
+            )
+    path.write_text(
+        json.dumps({"mark": mark, "created": time.strftime("%Y-%m-%d %H:%M:%S"), "plan": same}, default=str)
+    )

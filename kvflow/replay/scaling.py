@@ -1,0 +1,68 @@
+"""Programs with contexts, answers and times of a fraction of their size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvflow.trace import LLMCall, Piece, Program, ThreadEvent, ToolEnd
+
+
+def scaled(program: Program, tokens: float, time: float) -> Program:
+    """Scale a program; what is shared stays shared, and no prompt or answer gets empty.
+
+    Args:
+        tokens: factor of prompts and answers.
+        time: factor of tools and pauses.
+    """
+    if tokens == time == 1:
+        return program
+    return replace(program, threads=_Scaler(tokens, time).threads(program))
+
+
+class _Scaler:
+    """Scales a program call by call, because a prompt keeps part of an earlier one's context.
+
+    Contents are scaled by position, so that two slices of one content still meet where they met.
+    """
+
+    def __init__(self, tokens: float, time: float) -> None:
+        self._factor = tokens
+        self._time = time
+        self._tokens: dict[str, tuple[int, int]] = {}
+
+    def threads(self, program: Program) -> dict[str, list[ThreadEvent]]:
+        """All events of a program. A thread may continue a context of one before it."""
+        return {name: [self._event(event) for event in events] for name, events in program.threads.items()}
+
+    def _event(self, event: ThreadEvent) -> ThreadEvent:
+        if isinstance(event, ToolEnd) and event.seconds is not None:
+            return event.model_copy(update={"seconds": event.seconds * self._time})
+        return self._call(event) if isinstance(event, LLMCall) else event
+
+    def _call(self, call: LLMCall) -> LLMCall:
+        prompt = call.prompt
+        kept = 0
+        if prompt.base is not None:
+            before, after = self._tokens[prompt.base]
+            kept = after if prompt.keep_tokens >= before else min(after, self._position(prompt.keep_tokens))
+        pieces: list[Piece] = []
+        for piece in prompt.add:
+            start, end = self._position(piece.offset), self._position(piece.offset + piece.tokens)
+            if end > start:
+                pieces.append(Piece(piece.content, end - start, start))
+        if not kept and not pieces:
+            pieces = [Piece(prompt.add[0].content, 1, 0)] if prompt.add else []
+        output_tokens = max(1, self._position(call.output_tokens))
+        tokens = kept + sum(piece.tokens for piece in pieces)
+        self._tokens[call.call] = (prompt.tokens + call.output_tokens, tokens + output_tokens)
+        return call.model_copy(
+            update={
+                "prompt": prompt.model_copy(update={"keep_tokens": kept, "add": tuple(pieces)}),
+                "output_tokens": output_tokens,
+                "fixed_tokens": None if call.fixed_tokens is None else self._position(call.fixed_tokens),
+                "delay_s": None if call.delay_s is None else call.delay_s * self._time,
+            }
+        )
+
+    def _position(self, tokens: int) -> int:
+        return int(tokens * self._factor)

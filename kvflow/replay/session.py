@@ -1,0 +1,127 @@
+"""One server, as a replay's clients use it."""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from kvflow.hints import envelope
+from kvflow.replay.arms import Arm
+from kvflow.replay.forcing import forced
+from kvflow.replay.record import CallRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a server answered.
+
+    Attributes:
+        tokens: ids.
+        cached: tokens of the prompt found in the cache, by tier.
+    """
+
+    tokens: array[int]
+    cached: dict[str, int]
+
+
+class Session:
+    """Asks a server the way an arm's programs do.
+
+    Args:
+        client: whose base address is the server's.
+        free: let the model answer what it likes, as long as the recorded answer; else it is made to give that answer.
+        began_s: when the round began, by :func:`time.perf_counter`.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, arm: Arm, *, free: bool, began_s: float) -> None:
+        self.arm = arm
+        self._client = client
+        self._free = free
+        self._began_s = began_s
+
+    def now_s(self) -> float:
+        """Seconds since the round began."""
+        return time.perf_counter() - self._began_s
+
+    async def say(self, *actions: dict[str, Any]) -> None:
+        """Tell facts, if the arm's programs do."""
+        if self.arm.hints:
+            await self._client.post("/kvflow/v1/events", json=envelope(list(actions)))
+
+    async def over(self, workflow_id: str) -> None:
+        """Close what SGLang calls a session, if the arm's programs have any."""
+        if self.arm.sessions:
+            await self._client.post("/close_session", json={"session_id": workflow_id})
+
+    async def ask(
+        self, prompt: Sequence[int], answer: array[int], hints: list[dict[str, Any]], workflow_id: str, seen: CallRecord
+    ) -> Answer | None:
+        """Ask for an answer, and enter in a record what was seen of it.
+
+        Args:
+            prompt: token ids.
+            answer: the recorded one.
+            hints: what to tell with it, if the arm's programs tell anything.
+            seen: the record; says why if nothing is returned.
+        """
+        body: dict[str, Any] = {"input_ids": list(prompt), "stream": True}
+        sampling: dict[str, Any] = {"max_new_tokens": max(1, len(answer)), "temperature": 0, "ignore_eos": True}
+        if answer and not self._free:
+            extra = forced(answer)
+            sampling |= extra.pop("sampling_params")
+            body |= extra
+        body["sampling_params"] = sampling
+        if self.arm.hints:
+            body["kv_hints"] = envelope(hints)
+        if self.arm.sessions:
+            body["session_id"] = workflow_id
+        seen.prompt_tokens = len(prompt)
+        try:
+            last = await self._stream(body, seen)
+        except (httpx.HTTPError, json.JSONDecodeError) as error:
+            seen.error = f"{type(error).__name__}: {error}"
+            last = None
+        seen.ended_s = self.now_s()
+        return self._answer(last, answer, seen) if last is not None else None
+
+    async def _stream(self, body: dict[str, Any], seen: CallRecord) -> dict[str, Any] | None:
+        last: dict[str, Any] | None = None
+        last_s = 0.0
+        async with self._client.stream("POST", "/generate", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                seen.error = f"status {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
+                return None
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                last = json.loads(line[len("data: ") :])
+                now_s = self.now_s()
+                if seen.first_s is None:
+                    seen.first_s = now_s
+                else:
+                    seen.longest_pause_s = max(seen.longest_pause_s, now_s - last_s)
+                last_s = now_s
+        if last is None or "meta_info" not in last:
+            seen.error = "no answer" if last is None else str(last.get("error", last))[:200]
+            return None
+        return last
+
+    def _answer(self, last: dict[str, Any], recorded: array[int], seen: CallRecord) -> Answer:
+        meta, tokens = last["meta_info"], array("q", last["output_ids"])
+        details = meta.get("cached_tokens_details") or {}
+        seen.queue_s = meta.get("queue_time")
+        seen.output_tokens = len(tokens)
+        seen.host_tokens, seen.storage_tokens = int(details.get("host") or 0), int(details.get("storage") or 0)
+        seen.device_tokens = int(meta["cached_tokens"]) - seen.host_tokens - seen.storage_tokens
+        if (meta.get("finish_reason") or {}).get("type") == "abort":
+            seen.error = str(meta["finish_reason"].get("message", "aborted"))[:200]
+        elif recorded and not self._free and tokens != recorded:
+            seen.error = "another answer than the recorded one"
+        cached = {"device": seen.device_tokens, "host": seen.host_tokens, "storage": seen.storage_tokens}
+        return Answer(tokens=tokens, cached=cached)

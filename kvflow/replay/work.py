@@ -1,0 +1,74 @@
+"""What a round plays: which programs, when they arrive, and how much memory they are given."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from kvflow.replay.scaling import scaled
+from kvflow.sim.workload import Workload
+from kvflow.trace import Program
+
+Arrivals = list[tuple[float, Program, str]]
+"""Seconds since the round began, the program, and its workflow id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How much is played, and how fast.
+
+    Attributes:
+        programs: per round; None for all.
+        at_once: how many run at a time; None for all.
+        per_min: programs that arrive a minute (a Poisson process); None for all at the start.
+        tokens: factor of contexts and answers.
+        time: factor of tools and pauses.
+    """
+
+    programs: int | None = None
+    at_once: int | None = None
+    per_min: float | None = None
+    tokens: float = 1.0
+    time: float = 1.0
+
+    def drawn(self, workload: Workload, seed: int) -> list[Program]:
+        """The programs of a round, scaled."""
+        return [scaled(program, self.tokens, self.time) for program in workload.drawn(seed, self.programs)]
+
+    def arrivals(self, programs: Sequence[Program], seed: int) -> Arrivals:
+        """When they arrive. Equal seeds give equal arrivals."""
+        draw = random.Random(f"arrivals {seed}")
+        at_s = 0.0
+        found: Arrivals = []
+        for number, program in enumerate(programs):
+            if self.per_min is not None:
+                at_s += draw.expovariate(self.per_min / 60)
+            found.append((at_s, program, f"{seed}.{number}:{program.start.workflow}"[:256]))
+        return found
+
+
+def live_tokens(programs: Sequence[Program], at_once: int | None = None) -> float:
+    """What programs hold together when each agent's context is at its longest; fixed prompts of a role count once.
+
+    Args:
+        programs: all of them.
+        at_once: how many run at a time.
+    """
+    fixed: dict[tuple[str, str], int] = {}
+    tails: list[int] = []
+    for program in programs:
+        own: dict[str, int] = {}
+        for call in program.calls:
+            shared = call.fixed_tokens or 0
+            role = (program.start.type, call.agent)
+            fixed[role] = max(fixed.get(role, 0), shared)
+            own[call.agent] = max(own.get(call.agent, 0), call.prompt.tokens + call.output_tokens - shared)
+        tails.append(sum(own.values()))
+    return sum(fixed.values()) + fmean(tails) * min(at_once or len(programs), len(programs))
+
+
+def longest_request(programs: Sequence[Program]) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return max(call.prompt.tokens + call.output_tokens for program in programs for call in program.calls)
