@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kvflow.cli import config, demo, doctor, explain, graph, predict, serve, sim, simulate, top, trace
+from kvflow.cli import compare, config, demo, doctor, explain, graph, predict, replay, serve, sim, simulate, top, trace
 
 app = typer.Typer(
     name="kvflow",
@@ -16,6 +16,8 @@ app.command()(doctor.doctor)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 app.command()(demo.demo)
 app.command()(simulate.simulate)
+app.command()(replay.replay)
+app.command()(compare.compare)
 app.command()(config.config)
 app.command()(explain.explain)
 app.command()(top.top)

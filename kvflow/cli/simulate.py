@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvflow.cli.circumstances import circumstances
-from kvflow.errors import KVFlowError
+from kvflow.cli.reading import check_folders, read, told_as_usage, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from kvflow.sim.admission import Admission
     from kvflow.sim.compare import Plan, Setup
     from kvflow.sim.workload import Size, Workload
-    from kvflow.trace import BadEvent, BadRow
 
-SHOWN_BAD_ROWS = 5
 DEFAULT_SEEDS = 3
 DEFAULT_CONCURRENCY = 16
 DEFAULT_DEVICE = ("50%",)
@@ -81,9 +79,9 @@ def simulate(
     from kvflow.sim.summary import document
 
     console = Console()
-    with _told_as_usage():
-        _check_folders(json_path, html)
-        workload = _read(traces, console)
+    with told_as_usage():
+        check_folders(json_path, html)
+        workload = read(traces, console)
         setups = grid(
             workload,
             devices=_sizes(device_tokens or (SWEEP_DEVICES if sweep else DEFAULT_DEVICE)),
@@ -111,45 +109,9 @@ def simulate(
     for table in simulation_tables(result):
         console.print(table)
     if json_path:
-        _write(json_path, lambda: json_path.write_text(json.dumps(result)), console)
+        write(json_path, lambda: json_path.write_text(json.dumps(result)), console)
     if html:
-        _write(html, lambda: write_simulation_html(result, html), console)
-
-
-@contextmanager
-def _told_as_usage() -> Iterator[None]:
-    """Tell what is wrong with the command the way typer does."""
-    try:
-        yield
-    except KVFlowError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _check_folders(*paths: Path | None) -> None:
-    """Refuse files that could not be written, before the work is done."""
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.parent} to write {path.name} to")
-
-
-def _read(paths: list[Path], console: Console) -> Workload:
-    from kvflow.sim.workload import read_workload
-
-    bad: list[BadRow | BadEvent] = []
-    workload = read_workload(paths, bad.append)
-    for file in workload.files:
-        left_out = f"; [yellow]{file.bad_rows:,} rows could not be used[/yellow]" if file.bad_rows else ""
-        console.print(
-            f"{escape(file.name)} ({escape(file.source)}): {file.programs:,} programs, {file.calls:,} LLM calls, "
-            f"tokens {file.token_counts}{left_out}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for each in bad[:SHOWN_BAD_ROWS]:
-        typer.echo(f"left out: {each}", err=True)
-    if len(bad) > SHOWN_BAD_ROWS:
-        typer.echo(f"... and {len(bad) - SHOWN_BAD_ROWS} more rows that could not be used", err=True)
-    return workload
+        write(html, lambda: write_simulation_html(result, html), console)
 
 
 def _sizes(texts: Iterable[str]) -> list[Size]:
@@ -209,13 +171,3 @@ def _progress(console: Console, plan: Plan, workload: Workload) -> Iterator[Call
             bar.update(task, description=f"{runs} of {plan.simulations}", completed=calls, total=known, refresh=True)
 
         yield show
-
-
-def _write(path: Path, write: Callable[[], object], console: Console) -> None:
-    try:
-        write()
-    except (OSError, KVFlowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        console.print(f"[red]error[/red] cannot write {escape(str(path))}: {reason}", highlight=False)
-        raise typer.Exit(1) from None
-    console.print(f"written: {escape(str(path))}", highlight=False)

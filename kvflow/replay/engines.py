@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvflow.errors import ConfigError
@@ -12,6 +12,7 @@ from kvflow.patches.cpu import tokenizer
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
 from kvflow.patches.cpu.model import ModelSpec, build_model, llama_config
 from kvflow.replay.server import Engine
+from kvflow.sim import load_profile
 
 LLAMA_8B = ModelSpec(
     hidden_size=4096, intermediate_size=14336, layers=32, heads=32, kv_heads=8, max_position=131072, dtype="bfloat16"
@@ -52,7 +53,12 @@ def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """A tiny random model on the CPU engine, which is built in a folder."""
     model = build_model(folder / "model")
     own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *shlex.split(flags))
-    env = {BANDWIDTH_VARIABLE: f"{sizes.link_bytes_s:.0f}"} if sizes.link_bytes_s else {}
+    costs = asdict(load_profile("cpu").costs)  # what kvflow's predictions are weighed with; the defaults suit a GPU
+    env: dict[str, str] = {}
+    if sizes.link_bytes_s:
+        costs["load_token_s"] = ModelSpec().kv_bytes_per_token / sizes.link_bytes_s
+        env[BANDWIDTH_VARIABLE] = f"{sizes.link_bytes_s:.0f}"
+    env |= {f"KVFLOW_COSTS__{name.upper()}": str(cost) for name, cost in costs.items()}
     return Engine(model=str(model), flags=own, host_flags=sizes.host_flags, env=env, ready_s=180.0)
 
 

@@ -35,6 +35,7 @@ def measures(rounds: Sequence[Round]) -> dict[str, float]:
         **_spread("ttft", [call.first_s - call.asked_s for call in calls if call.first_s is not None]),
         **_spread("inter_token", [_inter_token_s(call) for call in calls if call.output_tokens > 1]),
         **_spread("queue", [call.queue_s for call in calls if call.queue_s is not None]),
+        **_spent(rounds),
         "span_s": span_s / len(rounds),
         "workflows_per_h": 3600 * len(whole) / span_s,
         "tokens_per_h": 3600 * sum(call.prompt_tokens + call.output_tokens for call in calls) / span_s,
@@ -162,6 +163,20 @@ _OF_ROUND: dict[str, Callable[[Round], dict[str, float]]] = {
 
 def _inter_token_s(call: CallRecord) -> float:
     return (call.ended_s - (call.first_s or call.asked_s)) / (call.output_tokens - 1)
+
+
+def _spent(rounds: Sequence[Round]) -> dict[str, float]:
+    """Seconds of all calls and tools of a workflow, mean; what runs in parallel counts as often as it runs."""
+    calls = [call for each in rounds for call in each.calls if call.first_s is not None]
+    workflows = max(1, sum(len(each.workflows) for each in rounds))
+    queued_s = sum(call.queue_s or 0.0 for call in calls)
+    first_s = sum((call.first_s or 0.0) - call.asked_s for call in calls)
+    return {
+        "queued_s": queued_s / workflows,
+        "prefilled_s": max(0.0, first_s - queued_s) / workflows,
+        "decoded_s": sum(call.ended_s - (call.first_s or 0.0) for call in calls) / workflows,
+        "tools_s": sum(tool.end_s - tool.start_s for each in rounds for tool in each.tools) / workflows,
+    }
 
 
 def _spread(name: str, values_s: Sequence[float]) -> dict[str, float]:

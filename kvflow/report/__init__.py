@@ -7,8 +7,16 @@ either way.
 """
 
 from kvflow.report.page import write_html
+from kvflow.report.replay import replay_tables, write_replay_html
 from kvflow.report.simulation import write_simulation_html
 from kvflow.report.simulation_table import simulation_tables
 from kvflow.report.terminal import table
 
-__all__ = ["simulation_tables", "table", "write_html", "write_simulation_html"]
+__all__ = [
+    "replay_tables",
+    "simulation_tables",
+    "table",
+    "write_html",
+    "write_replay_html",
+    "write_simulation_html",
+]

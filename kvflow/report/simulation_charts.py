@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kvflow.report.amounts import factor, seconds
-from kvflow.report.axis import horizontal_axis, scale
+from kvflow.report.bars import Bar, bar_chart
+from kvflow.report.lines import Line, Plot, Point, Tick, line_chart, short_number
 from kvflow.report.sections import Figure, Group, Key, Section, arm_style
-from kvflow.report.simulation_lines import Plot, line_chart
 from kvflow.report.simulation_record import Interval, PolicyRecord, SetupRecord, Simulation
 from kvflow.report.simulation_rows import share
-from kvflow.report.svg import Element, chart, tag, tooltip
+from kvflow.report.svg import Element
 
-WIDTH, LEFT, RIGHT = 960.0, 110.0, 850.0
-TOP, BAR_HEIGHT, BAR_GAP = 12.0, 18.0, 8.0
 LOWEST_SHARE, HIGHEST_SHARE = -1.0, 1.5
 """Shares of the gap beyond these are drawn at the border; the table has their values."""
 
@@ -47,30 +46,59 @@ def sections(result: Simulation) -> list[Section]:
 def _line_figures(
     name: str, setups: Sequence[SetupRecord], result: Simulation, styles: Mapping[str, str]
 ) -> tuple[Figure, ...]:
-    def drawn(plot: Plot) -> Element:
-        return line_chart(plot, setups, styles, result.ideal)
-
-    lost = Plot(name=f"{name}-lost", title="Time lost", value=lambda policy: _mean(policy, "lost_s"), text=_seconds)
-    ratio = Plot(
-        name=f"{name}-ratio",
-        title="Time lost relative to LRU",
-        value=lambda policy: policy.relative.get("lost_s"),
-        text=factor,
-        high=1.0,
+    drawn = partial(_lines, setups=setups, styles=styles, dashed=result.ideal)
+    lost = drawn(f"{name}-lost", "Time lost", lambda policy: _mean(policy, "lost_s"), _seconds)
+    ratio = drawn(
+        f"{name}-ratio", "Time lost relative to LRU", lambda policy: policy.relative.get("lost_s"), factor, high=1.0
     )
-    done = Plot(
-        name=f"{name}-done",
-        title="Completion of a program",
-        value=lambda policy: _mean(policy, "completion_mean_s"),
-        text=_seconds,
-    )
+    done = drawn(f"{name}-done", "Completion of a program", lambda policy: _mean(policy, "completion_mean_s"), _seconds)
     whiskers = "with the 95 % interval of the paired differences over seeds" if result.seeds > 1 else "one seed"
     return (
-        Figure(heading=lost.title, detail="seconds spent on what had been cached before, mean", chart=drawn(lost)),
-        Figure(heading=ratio.title, detail=whiskers, chart=drawn(ratio)),
-        _gap_figure(f"{name}-gap", setups, result, styles),
-        Figure(heading=done.title, detail="seconds from its start to its end, mean", chart=drawn(done)),
+        Figure(heading="Time lost", detail="seconds spent on what had been cached before, mean", chart=lost),
+        Figure(heading="Time lost relative to LRU", detail=whiskers, chart=ratio),
+        _gap_figure(f"{name}-gap", setups, drawn),
+        Figure(heading="Completion of a program", detail="seconds from its start to its end, mean", chart=done),
     )
+
+
+def _lines(
+    name: str,
+    title: str,
+    value: Callable[[PolicyRecord], Interval | None],
+    text: Callable[[float], str],
+    *,
+    setups: Sequence[SetupRecord],
+    styles: Mapping[str, str],
+    dashed: str,
+    high: float = 0.0,
+) -> Element:
+    """A line per policy over servers that differ by the size of their device, smallest first."""
+
+    def points(policy: str) -> tuple[Point, ...]:
+        found = ((setup, setup.policy(policy)) for setup in setups)
+        known = ((setup, value(record)) for setup, record in found if record is not None)
+        return tuple(
+            Point(x=setup.device_tokens, place=f"{setup.device} tokens", value=v.mean, low=v.low, high=v.high)
+            for setup, v in known
+            if v is not None
+        )
+
+    ticks = (
+        Tick(
+            x=setup.device_tokens,
+            label=short_number(setup.device_tokens),
+            below=setup.device_size if setup.device_size.endswith("%") else "",
+        )
+        for setup in setups
+    )
+    lines = (
+        Line(name=policy, style=style, points=points(policy), dashed=policy == dashed)
+        for policy, style in styles.items()
+    )
+    plot = Plot(
+        name=name, title=title, lines=tuple(lines), ticks=tuple(ticks), text=text, axis="device tokens", high=high
+    )
+    return line_chart(plot)
 
 
 def _mean(policy: PolicyRecord, measure: str) -> Interval | None:
@@ -83,7 +111,7 @@ def _seconds(value: float) -> str:
     return seconds(value) if value else "0"
 
 
-def _gap_figure(name: str, setups: Sequence[SetupRecord], result: Simulation, styles: Mapping[str, str]) -> Figure:
+def _gap_figure(name: str, setups: Sequence[SetupRecord], drawn: Callable[..., Element]) -> Figure:
     heading = "Gap between LRU and Belady closed"
     notes = " ".join(f"Device {setup.device}: {setup.gap_note}." for setup in setups if setup.gap_note)
     if all(setup.gap_note for setup in setups):
@@ -93,43 +121,26 @@ def _gap_figure(name: str, setups: Sequence[SetupRecord], result: Simulation, st
         closed = policy.gap_closed
         return None if closed is None else Interval(mean=min(max(closed, LOWEST_SHARE), HIGHEST_SHARE))
 
-    plot = Plot(name=name, title=heading, value=value, text=share, high=1.0)
     detail = f"0 % is LRU, 100 % Belady. {notes}".strip()
-    return Figure(heading=heading, detail=detail, chart=line_chart(plot, setups, styles, result.ideal))
+    return Figure(heading=heading, detail=detail, chart=drawn(name, heading, value, share, high=1.0))
 
 
 def _bar_figures(name: str, setup: SetupRecord) -> tuple[Figure, ...]:
     detail = f"device {setup.device} tokens" + (f"; no gap to close: {setup.gap_note}" if setup.gap_note else "")
-    lost = _bar_chart(f"{name}-lost", "Time lost", setup, {"recomputed_s": "recomputed", "reloaded_s": "host"})
-    done = _bar_chart(f"{name}-done", "Completion of a program", setup, {"completion_mean_s": "new"})
+    lost = _bars(setup, {"recomputed_s": "recomputed", "reloaded_s": "host"})
+    done = _bars(setup, {"completion_mean_s": "new"})
     return (
-        Figure(heading="Time lost", detail=detail, chart=lost),
-        Figure(heading="Completion of a program", detail="seconds from its start to its end, mean", chart=done),
+        Figure(heading="Time lost", detail=detail, chart=bar_chart(f"{name}-lost", "Time lost", lost, _seconds)),
+        Figure(
+            heading="Completion of a program",
+            detail="seconds from its start to its end, mean",
+            chart=bar_chart(f"{name}-done", "Completion of a program", done, _seconds),
+        ),
     )
 
 
-def _bar_chart(name: str, title: str, setup: SetupRecord, parts: Mapping[str, str]) -> Element:
-    rows = {record.policy: [record.mean(measure) or 0.0 for measure in parts] for record in setup.policies}
-    x = scale(max(map(sum, rows.values()), default=0.0), LEFT, RIGHT)
-    bottom = TOP + len(rows) * (BAR_HEIGHT + BAR_GAP)
-    body: list[Element] = [horizontal_axis(x, top=TOP, bottom=bottom, unit="s")]
-    for index, (policy, values) in enumerate(rows.items()):
-        top, left = TOP + index * (BAR_HEIGHT + BAR_GAP) + BAR_GAP / 2, LEFT
-        bars: list[Element] = [tooltip(f"{policy}: {_seconds(sum(values))}")]
-        for value, style in zip(values, parts.values(), strict=True):
-            width = x(value) - LEFT
-            bars.append(tag("rect", x=left, y=top, width=width, height=BAR_HEIGHT, class_=style))
-            left += width
-        body += [
-            tag("text", policy, x=LEFT - 8, y=top + BAR_HEIGHT - 4, class_="row end"),
-            tag("g", *bars, class_="marks"),
-            tag("text", _seconds(sum(values)), x=left + 6, y=top + BAR_HEIGHT - 4, class_="tick"),
-        ]
-    return chart(
-        *body,
-        name=name,
-        title=title,
-        description=f"{title} of {len(rows)} policies, in seconds.",
-        width=WIDTH,
-        height=bottom + 22,
-    )
+def _bars(setup: SetupRecord, parts: Mapping[str, str]) -> list[Bar]:
+    def values(record: PolicyRecord) -> tuple[tuple[str, float], ...]:
+        return tuple((style, record.mean(measure) or 0.0) for measure, style in parts.items())
+
+    return [Bar(label=record.policy, parts=values(record)) for record in setup.policies]

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from kvflow.report import simulation_tables, write_simulation_html
-from kvflow.report.simulation_lines import short_tokens
+from kvflow.report.lines import short_number
 from kvflow.report.simulation_record import Interval, PolicyRecord, Simulation, amount
 from kvflow.report.simulation_rows import cautions, full_rows, headline
 from kvflow.report.verdict import Verdict
@@ -164,7 +164,7 @@ def test_a_number_alone_is_a_mean() -> None:
 
 
 def test_amounts_are_short() -> None:
-    assert [short_tokens(tokens) for tokens in (512, 60_672, 141_567, 1_520_000)] == ["512", "60.7k", "142k", "1.52M"]
+    assert [short_number(tokens) for tokens in (512, 60_672, 141_567, 1_520_000)] == ["512", "60.7k", "142k", "1.52M"]
     assert [amount(0), amount(400_000, "400k"), amount(1500, "50%")] == ["–", "400,000 tokens", "1,500 tokens (50%)"]
 
 

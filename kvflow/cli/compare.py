@@ -1,0 +1,66 @@
+"""``kvflow compare``: has anything got worse?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kvflow.errors import ConfigError, KVFlowError
+
+WORSE = 3
+"""Exit status if something has; 1 and 2 are those of errors."""
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Result of a replay ...")],
+    after: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="... and of another.")],
+    threshold: Annotated[float, typer.Option(min=0, help="Share by which completion may grow.")] = 0.02,
+) -> None:
+    """Compare two results of kvflow replay, arm by arm, workflow by workflow.
+
+    The exit status is 3 if an arm got worse: more calls failed, or completion grew by more than the threshold and its
+    95 % interval says so.
+
+    Example: kvflow compare main.json branch.json
+    """
+    from kvflow.replay.compare import changes
+
+    try:
+        found = changes(_read(before), _read(after), threshold)
+    except KVFlowError as error:
+        raise typer.BadParameter(str(error)) from None
+    grid = Table(box=SIMPLE, show_edge=False)
+    for name in ("at once", "arm", "completion", "time to first token", "call latency", "failed calls", ""):
+        grid.add_column(name, justify="left" if name in ("arm", "") else "right")
+    for change in found:
+        names = ("completion_s", "ttft_s", "latency_s")
+        cells = [_cell(change.paired.get(name)) for name in names]
+        failed = "{} → {}".format(*change.failed_calls)
+        verdict = f"[red]worse: {escape(change.problem)}[/red]" if change.problem else ""
+        grid.add_row(str(change.at_once), escape(change.arm), *cells, failed, verdict)
+    console = Console()
+    console.print(grid)
+    console.print("Ratios after/before with their 95 % intervals, over workflows both have.", style="dim")
+    if any(change.problem for change in found):
+        raise typer.Exit(WORSE)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is no result of kvflow replay")
+    return document
+
+
+def _cell(found: Any) -> str:
+    return "–" if found is None else f"{found.ratio:.3f} \\[{found.ratio_low:.3f}, {found.ratio_high:.3f}]"

@@ -1,0 +1,68 @@
+"""What commands that read traces and write results have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from kvflow.errors import KVFlowError
+
+if TYPE_CHECKING:
+    from kvflow.sim.workload import Workload
+    from kvflow.trace import BadEvent, BadRow
+
+SHOWN_BAD_ROWS = 5
+
+
+@contextmanager
+def told_as_usage() -> Iterator[None]:
+    """Tell what is wrong with the command the way typer does."""
+    try:
+        yield
+    except KVFlowError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def check_folders(*paths: Path | None) -> None:
+    """Refuse files that could not be written, before the work is done."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent} to write {path.name} to")
+
+
+def read(paths: list[Path], console: Console) -> Workload:
+    """Read traces, and tell what is in them and what had to be left out."""
+    from kvflow.sim.workload import read_workload
+
+    bad: list[BadRow | BadEvent] = []
+    workload = read_workload(paths, bad.append)
+    for file in workload.files:
+        left_out = f"; [yellow]{file.bad_rows:,} rows could not be used[/yellow]" if file.bad_rows else ""
+        console.print(
+            f"{escape(file.name)} ({escape(file.source)}): {file.programs:,} programs, {file.calls:,} LLM calls, "
+            f"tokens {file.token_counts}{left_out}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    for each in bad[:SHOWN_BAD_ROWS]:
+        typer.echo(f"left out: {each}", err=True)
+    if len(bad) > SHOWN_BAD_ROWS:
+        typer.echo(f"... and {len(bad) - SHOWN_BAD_ROWS} more rows that could not be used", err=True)
+    return workload
+
+
+def write(path: Path, write_to: Callable[[], object], console: Console) -> None:
+    """Write a result, and say so."""
+    try:
+        write_to()
+    except (OSError, KVFlowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        console.print(f"[red]error[/red] cannot write {escape(str(path))}: {reason}", highlight=False)
+        raise typer.Exit(1) from None
+    console.print(f"written: {escape(str(path))}", highlight=False)

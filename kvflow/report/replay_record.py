@@ -1,0 +1,104 @@
+"""The result document of a replay as records."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from kvflow.report.result import Document, Record, present
+from kvflow.report.verdict import INDISTINCT, Verdict
+
+
+class Against(Record):
+    """An arm against the first one, on the same workflows."""
+
+    ratio: float = 1.0
+    ratio_low: float = 1.0
+    ratio_high: float = 1.0
+    worst_ratio: float = 1.0
+    pairs: int = 0
+    distinct: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """Better or worse by more than 1 %, and by more than chance."""
+        if not self.distinct or abs(self.ratio - 1) <= INDISTINCT:
+            return Verdict.SAME
+        return Verdict.BETTER if self.ratio < 1 else Verdict.WORSE
+
+
+class Event(Record):
+    """A call or a tool of the workflow that is shown."""
+
+    what: str = "call"
+    name: str = "?"
+    thread: str = ""
+    start_s: float = 0.0
+    run_s: float = 0.0
+    first_s: float = 0.0
+    end_s: float = 0.0
+    prompt_tokens: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    recomputed_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Timeline(Record):
+    """One workflow."""
+
+    workflow: str = ""
+    start_s: float = 0.0
+    end_s: float = 0.0
+    events: tuple[Event, ...] = ()
+    left_out: int = 0
+
+
+class ReplayArm(Record):
+    """One arm at one load.
+
+    Attributes:
+        measures: by name, the name ending in the unit.
+        against_first: by name of what was paired; empty for the first arm.
+        errors: why calls failed.
+    """
+
+    name: str = "unnamed arm"
+    hints: bool = False
+    measures: Annotated[dict[str, float], BeforeValidator(present)] = Field(default_factory=dict)
+    against_first: Annotated[dict[str, Against], BeforeValidator(present)] = Field(default_factory=dict)
+    timeline: Timeline | None = None
+    errors: tuple[str, ...] = ()
+
+
+class LoadRecord(Record):
+    """All arms at one load."""
+
+    at_once: int = 0
+    per_min: float | None = None
+    programs: int = 0
+    rounds: int = 0
+    calls: int = 0
+    live_tokens: int = 0
+    identical_tokens: bool | None = None
+    arms: tuple[ReplayArm, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The load in words."""
+        arrivals = f", {self.per_min:g} arriving a minute" if self.per_min else ""
+        return f"{self.programs} programs, {self.at_once} at once{arrivals}"
+
+
+class ReplayRecord(Document):
+    """A whole replay."""
+
+    seams_hold: bool | None = None
+    traces: tuple[dict[str, Any], ...] = ()
+    loads: tuple[LoadRecord, ...] = ()
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Names of all arms, in order."""
+        return tuple(dict.fromkeys(arm.name for load in self.loads for arm in load.arms))

@@ -1,0 +1,137 @@
+"""A replay in cells and sentences. Losses are worded exactly like gains."""
+
+from __future__ import annotations
+
+from kvflow.report.amounts import NOTHING, amounts, factor
+from kvflow.report.replay_record import Against, LoadRecord, ReplayRecord
+from kvflow.report.simulation_rows import Cell, Row
+from kvflow.report.verdict import Verdict
+
+MEASURES = (
+    ("completion_mean_s", "workflow completion mean", "s"),
+    ("completion_p50_s", "workflow completion p50", "s"),
+    ("completion_p95_s", "workflow completion p95", "s"),
+    ("completion_p99_s", "workflow completion p99", "s"),
+    ("latency_mean_s", "step latency mean", "s"),
+    ("latency_p50_s", "step latency p50", "s"),
+    ("latency_p95_s", "step latency p95", "s"),
+    ("latency_p99_s", "step latency p99", "s"),
+    ("ttft_mean_s", "TTFT mean", "s"),
+    ("ttft_p50_s", "TTFT p50", "s"),
+    ("ttft_p95_s", "TTFT p95", "s"),
+    ("ttft_p99_s", "TTFT p99", "s"),
+    ("inter_token_mean_s", "inter-token time mean", "s"),
+    ("inter_token_p50_s", "inter-token time p50", "s"),
+    ("inter_token_p95_s", "inter-token time p95", "s"),
+    ("inter_token_p99_s", "inter-token time p99", "s"),
+    ("queue_mean_s", "queueing mean", "s"),
+    ("queue_p95_s", "queueing p95", "s"),
+    ("stall_s", "stalled on load-backs", "s"),
+    ("recomputed_tokens", "recomputed", "tokens"),
+    ("loaded_tokens", "loaded back", "tokens"),
+    ("fetched_tokens", "fetched from storage", "tokens"),
+    ("cached_device_tokens", "cached on the device", "tokens"),
+    ("prompt_tokens", "prompts", "tokens"),
+    ("prefetched_tokens", "prefetched", "tokens"),
+    ("prefetch_wasted_tokens", "prefetched in vain", "tokens"),
+    ("prefetch_late_tokens", "prefetched too late", "tokens"),
+    ("workflows_per_h", "workflows per hour", ""),
+    ("tokens_per_h", "tokens per hour", ""),
+    ("span_s", "a round took", "s"),
+    ("peak_memory_bytes", "server's peak memory", "bytes"),
+    ("calls", "calls", ""),
+    ("failed_calls", "calls that failed", ""),
+    ("late_p99_s", "client late, p99", "s"),
+)
+_PAIRED = {"completion_mean_s": "completion_s", "latency_mean_s": "latency_s", "ttft_mean_s": "ttft_s"}
+BRIEF = ("completion s", "of the first", "p95 s", "TTFT s", "of the first", "recomputed", "loaded back", "failed")
+
+
+def full_rows(load: LoadRecord) -> tuple[Row, ...]:
+    """Return everything that was measured at one load, a column per arm; what nobody measured is left out."""
+    found: list[Row] = []
+    for measure in MEASURES:
+        found.append(_row(load, *measure))
+        if measure[0] in _PAIRED:
+            found.append(_relative(load, _PAIRED[measure[0]], "relative to the first arm"))
+        if measure[0] == "completion_mean_s":
+            found.append(_worst(load))
+    return tuple(row for row in found if any(cell.text != NOTHING for cell in row.cells))
+
+
+def brief_cells(load: LoadRecord) -> tuple[tuple[Cell, ...], ...]:
+    """Return a line per arm under ``BRIEF``."""
+    columns = [
+        _row(load, "completion_mean_s", "", "s").cells,
+        _relative(load, "completion_s", "").cells,
+        _row(load, "completion_p95_s", "", "s").cells,
+        _row(load, "ttft_mean_s", "", "s").cells,
+        _relative(load, "ttft_s", "").cells,
+        _row(load, "recomputed_tokens", "", "tokens").cells,
+        _row(load, "loaded_tokens", "", "tokens").cells,
+        _row(load, "failed_calls", "", "").cells,
+    ]
+    return tuple(zip(*columns, strict=True))
+
+
+def headline(record: ReplayRecord) -> str:
+    """Say how the last arm did against the first, at the largest load."""
+    load = record.loads[-1] if record.loads else None
+    if load is None or len(load.arms) < 2:
+        return "One arm was replayed, and compared with nothing"
+    arm, first = load.arms[-1], load.arms[0]
+    found = arm.against_first.get("completion_s")
+    if found is None:
+        return f"{arm.name} and {first.name} have no workflow in common"
+    between = f"[{found.ratio_low:.2f}, {found.ratio_high:.2f}]"
+    if found.verdict is Verdict.SAME:
+        return f"{arm.name} and {first.name} take equally long, as far as can be told: {found.ratio:.2f}x {between}"
+    word = "faster" if found.ratio < 1 else "slower, which is worse"
+    return f"Workflows with {arm.name} take {found.ratio:.2f}x {between} as long as with {first.name}: {word}"
+
+
+def cautions(record: ReplayRecord) -> tuple[str, ...]:
+    """Return what must be known before any number is believed."""
+    found: list[str] = []
+    if record.seams_hold is False:
+        found.append("A seam did not hold, so part of kvflow was switched off; kvflow doctor tells which.")
+    for load in record.loads:
+        if load.identical_tokens is False:
+            found.append(f"{load.title}: the arms did not get the same answers, so they did not do the same work.")
+        failed = {arm.name: int(arm.measures.get("failed_calls", 0)) for arm in load.arms}
+        if any(failed.values()):
+            told = ", ".join(f"{name}: {count}" for name, count in failed.items() if count)
+            reasons = "; ".join(dict.fromkeys(error for arm in load.arms for error in arm.errors))
+            found.append(f"{load.title}: calls failed ({told}); their workflows are left out. {reasons}")
+        late_s = max((arm.measures.get("late_p99_s", 0.0) for arm in load.arms), default=0.0)
+        step_s = min((arm.measures.get("latency_p50_s", 1.0) for arm in load.arms), default=1.0)
+        if late_s > max(0.1, 0.2 * step_s):
+            found.append(
+                f"{load.title}: the client itself was late by up to {late_s:.2f} s; it may be what was measured."
+            )
+        if load.rounds < 2:
+            found.append(f"{load.title}: there was one round only, so nothing is known of what differs between rounds.")
+    return tuple(found)
+
+
+def _worst(load: LoadRecord) -> Row:
+    found = (arm.against_first.get("completion_s") for arm in load.arms)
+    return Row(
+        "worst workflow, relative", "", tuple(Cell(factor(each.worst_ratio) if each else NOTHING) for each in found)
+    )
+
+
+def _relative(load: LoadRecord, name: str, label: str) -> Row:
+    return Row(label, "", tuple(_against(arm.against_first.get(name)) for arm in load.arms))
+
+
+def _against(found: Against | None) -> Cell:
+    if found is None:
+        return Cell(NOTHING)
+    return Cell(f"{factor(found.ratio)} [{factor(found.ratio_low)}, {factor(found.ratio_high)}]", found.verdict)
+
+
+def _row(load: LoadRecord, measure: str, label: str, unit: str) -> Row:
+    values = tuple(arm.measures.get(measure) for arm in load.arms)
+    texts, unit = amounts(values, unit)
+    return Row(label, unit, tuple(Cell(text) for text in texts))
