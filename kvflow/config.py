@@ -159,6 +159,10 @@ class Intake(_Section):
     """Live workflows to keep track of; beyond it the one idle for longest is dropped."""
     workflow_idle_s: float = Field(default=1800.0, gt=0)
     """A workflow that sends nothing for this long is taken for dead."""
+    infer: bool = False
+    """Tell the workflows of clients that send no hints from what their prompts have in common: those that begin with
+    an earlier one go on, those that begin alike are of one type. Without it, such requests leave SGLang's order as it
+    is."""
     arrival_idle_s: float = Field(default=60.0, ge=0)
     """How long another workflow of a type is expected after the last one has ended."""
     max_agents: int = Field(default=256, ge=1, le=4096)

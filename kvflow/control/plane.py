@@ -12,12 +12,15 @@ from kvflow.config import Settings
 from kvflow.control.arrivals import Arrivals
 from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
+from kvflow.control.threads import Threads
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END, START, steps_to_execution
 from kvflow.hints import VERBS, DecodedFact, FeedbackFact, Outcome, Status, StepFact, ToolFact
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
+_UNLIKELY = 0.02
+"""Nobody says that an inferred workflow has ended: it has if it comes back no likelier than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class ControlPlane:
         self._clock = clock
         self._workflows: OrderedDict[str, Workflow] = OrderedDict()
         self._types: dict[str, _TypeState] = {}
+        self.threads = Threads(settings.intake.max_workflows)
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -99,6 +103,7 @@ class ControlPlane:
 
     def answered(self, workflow_id: str, agent: str) -> list[WorkflowUpdate]:
         """A request of an agent has been answered, or given up."""
+        self.threads.answered(workflow_id)
         workflow = self._workflows.get(workflow_id)
         context = workflow.contexts.get(agent) if workflow is not None else None
         if workflow is None or context is None or not context.arrivals_s:
@@ -133,6 +138,8 @@ class ControlPlane:
         for workflow in list(self._workflows.values()):
             if now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s:
                 self._retire(workflow, intake, ended=False)
+            elif workflow.workflow_id in self.threads and _unlikely(workflow.sent):
+                self._retire(workflow, intake)
             elif workflow.expire_pins(now_s) or now_s >= workflow.revisit_s:
                 self._predict(workflow, intake)
         for workflow_type, state in list(self._types.items()):
@@ -364,6 +371,12 @@ def _asking(facts: Sequence[DecodedFact]) -> StepFact | None:
     """The step whose request the facts came with: the last one they start."""
     started = [item.fact for item in facts if isinstance(item.fact, StepFact) and item.fact.event == "start"]
     return started[-1] if started else None
+
+
+def _unlikely(update: WorkflowUpdate | None) -> bool:
+    """Whether no context of a workflow is in use, or at all likely to be used again."""
+    claims = update.claims if update is not None else ()
+    return all(claim.since_s is None and claim.probability < _UNLIKELY for claim in claims) and bool(claims)
 
 
 def _revisit_s(update: WorkflowUpdate, now_s: float) -> float:

@@ -115,10 +115,11 @@ class FeedbackFact(Strict):
 
 Fact = StepFact | ToolFact | FeedbackFact
 
+STEP_TYPE = "kvflow.step"
 SEGMENTS_TYPE = "kvflow.segments"
 
 FACT_MODELS: dict[str, type[Fact]] = {
-    "kvflow.step": StepFact,
+    STEP_TYPE: StepFact,
     "kvflow.tool": ToolFact,
     "kvflow.feedback": FeedbackFact,
 }

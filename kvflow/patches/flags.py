@@ -39,6 +39,11 @@ def declare(result: None, parser: argparse.ArgumentParser) -> None:
         help="Whose requests run: everyone's, in SGLang's own order (default: fcfs), or those of the programs whose "
         "contexts fit together, where that pays.",
     )
+    group.add_argument(
+        "--kvflow-infer",
+        action="store_true",
+        help="Recognise the workflows of clients that send no hints by what their prompts have in common.",
+    )
     group.add_argument("--kvflow-config", metavar="FILE", default=None, help="YAML file with kvflow's settings.")
 
 
@@ -51,8 +56,8 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
         SeamMissingError: a seam does not hold and ``KVFLOW_STRICT`` is set.
     """
     if not (args.enable_kvflow or switch.enabled()):
-        if args.kvflow_policy or args.kvflow_admission or args.kvflow_config:
-            raise ConfigError("--kvflow-policy, --kvflow-admission and --kvflow-config need --enable-kvflow")
+        if args.kvflow_policy or args.kvflow_admission or args.kvflow_infer or args.kvflow_config:
+            raise ConfigError("kvflow's other flags need --enable-kvflow")
         return server_args
     if args.kvflow_config:
         os.environ[config.CONFIG_VARIABLE] = args.kvflow_config
@@ -60,6 +65,8 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
         os.environ["KVFLOW_EVICTION__POLICY"] = args.kvflow_policy
     if args.kvflow_admission:
         os.environ["KVFLOW_ADMISSION__MODE"] = args.kvflow_admission
+    if args.kvflow_infer:
+        os.environ["KVFLOW_INTAKE__INFER"] = "true"
     settings = config.load()
     require_servable(settings.eviction.policy)
     versions.require_supported()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,8 @@ from kvflow.control import ControlPlane
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
-from kvflow.hints.models import SEGMENTS_TYPE
+from kvflow.hints import envelope as new_envelope
+from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
 from kvflow.patches import claim, commands_http
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
@@ -122,6 +124,14 @@ class Front:
         reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
         carried = claim.attach(envelope, step and self._claim(step), own, reuse)
         return Admission(envelope=carried, step=step, commands=commands, reuses=reuse is not None)
+
+    def infer(self, prompt: Sequence[int], namespace: str, kind: str, marks: Sequence[str]) -> Admission:
+        """Take a request that says nothing of itself, see :meth:`~kvflow.control.threads.Threads.asks`."""
+        step = self.plane.threads.asks(prompt, namespace, kind, marks)
+        if step is None:
+            return Admission()
+        self._take((DecodedFact(action_id="", action_type=STEP_TYPE, fact=step),), with_request=True)
+        return Admission(envelope=claim.attach(new_envelope([]), self._claim(step)), step=step)
 
     def answered(self, admission: Admission) -> None:
         """A request has been answered, or given up; to be called once for each that was admitted."""

@@ -14,7 +14,8 @@ from kvflow import config
 from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import Segments, decode_envelope
-from kvflow.hints.models import SEGMENTS_TYPE
+from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
+from kvflow.patches import inferring
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots, plain, roles_and_texts
@@ -41,7 +42,8 @@ def generate_contract(result: str | None, body: Any) -> str | None:
 
 def request(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
     """Take the facts of a request (hook around ``TokenizerManager.generate_request``, an async generator)."""
-    if getattr(obj, "kv_hints", None) is None or getattr(obj, "_kvflow_own", False):
+    silent = getattr(obj, "kv_hints", None) is None
+    if (silent and not inferring.possible(obj)) or getattr(obj, "_kvflow_own", False):
         return original(self, obj, *args, **kwargs)
     return _until_answered(lambda: original(self, obj, *args, **kwargs), Front.of(self), obj)
 
@@ -92,6 +94,9 @@ def _with_outcomes(answer: Any, admissions: list[Admission]) -> Any:
 def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
     hints = obj.kv_hints
     try:
+        if hints is None:
+            inferring.admit(front, obj, admissions)
+            return
         text = obj.text if isinstance(obj.text, str) else None
         for hint in hints if isinstance(hints, list) else [hints]:
             admissions.append(front.admit(hint, text))
@@ -121,6 +126,8 @@ def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
             adapted.kv_hints = _find_texts(hints, tokenizer, request, adapted)
         except Exception:
             note("counting fixed messages")
+    elif inferring.enabled():
+        inferring.mark(adapted, request)
     return result
 
 
@@ -157,7 +164,7 @@ def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, a
     def counted(action: dict[str, Any]) -> dict[str, Any]:
         payload = action.get("payload", {})
         count = payload.get("fixed_prompt_messages")
-        if action["action_type"] != "kvflow.step" or count is None or "fixed_prompt_tokens" in payload:
+        if action["action_type"] != STEP_TYPE or count is None or "fixed_prompt_tokens" in payload:
             return action
         tokens = _fixed_tokens(tokenizer, request, adapted, count)
         return action if tokens is None else {**action, "payload": {**payload, "fixed_prompt_tokens": tokens}}

@@ -55,6 +55,7 @@ PRESETS = {
         _kvflow("kvflow-ttl", "--kvflow-policy", "ttl"),
         _kvflow("kvflow-no-prefetch", KVFLOW_PREFETCH__ENABLED="false"),
         _kvflow("kvflow-admission", "--kvflow-admission", "workflow"),
+        _kvflow("kvflow-infer", "--kvflow-infer", hints=False),
         _kvflow("kvflow-silent", hints=False),
     )
 }

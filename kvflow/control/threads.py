@@ -1,0 +1,160 @@
+"""Workflows of clients that say nothing: successive calls of one context, told by the prefix they share.
+
+An agent that goes on sends its last prompt again, with the answer and what came of it behind. So a prompt that begins
+with all of an earlier one continues it, and a prompt that begins like none is the first of a new workflow. What their
+prompts begin with (the system prompt) says of which kind they are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvflow.engine import digests
+from kvflow.engine.boundary import common_prefix
+from kvflow.hints import StepFact
+
+AGENT = "agent"
+"""Of every inferred workflow: each context is a workflow of its own."""
+_MAX_ENDS = 64
+"""Ends of earlier prompts by which a thread is still known: clients cut the end of a context off, and go on."""
+_MAX_MARKS = 256
+_ALIKE = 64
+"""Threads that are told apart by less than a unit."""
+_TEMPLATE = 16
+"""Tokens or characters at the end of a prompt that may be missing in the next one: chat templates ask for an answer
+in other words than they render it with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a prompt ended: what came after its last full unit."""
+
+    digest: int
+    rest: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Thread:
+    """One growing context.
+
+    Attributes:
+        ends: of its prompts, the latest last.
+        marks: further names by which it is known.
+        asking: requests under way.
+    """
+
+    workflow_id: str
+    workflow_type: str
+    ends: list[_End] = field(default_factory=list)
+    marks: set[tuple[str, str]] = field(default_factory=set)
+    asking: int = 0
+
+
+class Threads:
+    """Contexts of one server that nobody declares.
+
+    Args:
+        most: threads to remember; the one idle for longest is forgotten.
+        unit: tokens, or characters, that are digested at once; shorter prompts are not recognised.
+    """
+
+    def __init__(self, most: int, unit: int = 64) -> None:
+        self._most = most
+        self._unit = unit
+        self._count = 0
+        self._threads: OrderedDict[str, _Thread] = OrderedDict()
+        self._by_end: defaultdict[int, list[tuple[_Thread, _End]]] = defaultdict(list)
+        self._by_mark: dict[tuple[str, str], _Thread] = {}
+
+    def __len__(self) -> int:
+        return len(self._threads)
+
+    def __contains__(self, workflow_id: object) -> bool:
+        return workflow_id in self._threads
+
+    def asks(self, prompt: Sequence[int], namespace: str, kind: str = "", marks: Sequence[str] = ()) -> StepFact | None:
+        """Take a request, and say which step of which workflow it is, as a client could have said.
+
+        Args:
+            prompt: token ids, or characters.
+            namespace: what keeps equal prompts apart (tenant, cache salt, adapter).
+            kind: what names its agent, e.g. its system prompt; empty to go by what the prompt begins with.
+            marks: names that no other context has, e.g. ids of tool calls whose results it brings.
+
+        Returns:
+            None for a prompt too short to be recognised.
+
+        Cost: a digest of the prompt, about 1 ms for 40 k tokens.
+        """
+        chain = digests(prompt, f"{namespace}\0{kind}", self._unit)
+        if not chain:
+            return None
+        named = {(namespace, mark) for mark in marks[-_MAX_MARKS:]}
+        thread = self._continued(prompt, chain, named)
+        if thread is None:
+            thread = self._begin(f"inferred/{chain[0]:016x}")
+        self._threads.move_to_end(thread.workflow_id)
+        self._grow(thread, _End(chain[-1], tuple(prompt[len(chain) * self._unit :])), named)
+        thread.asking += 1
+        return StepFact(workflow_id=thread.workflow_id, workflow_type=thread.workflow_type, agent=AGENT)
+
+    def answered(self, workflow_id: str) -> None:
+        """One of its requests has been answered, or given up."""
+        thread = self._threads.get(workflow_id)
+        if thread is not None:
+            thread.asking -= 1
+
+    def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[tuple[str, str]]) -> _Thread | None:
+        """The thread whose prompt this one begins with; one that waits for an answer cannot have gone on."""
+        for mark in marks:
+            thread = self._by_mark.get(mark)
+            if thread is not None and not thread.asking:
+                return thread
+        for units in range(len(chain), 0, -1):
+            for thread, end in reversed(self._by_end.get(chain[units - 1], ())):
+                following = tuple(prompt[units * self._unit : units * self._unit + len(end.rest)])
+                if not thread.asking and common_prefix(following, end.rest) >= len(end.rest) - _TEMPLATE:
+                    return thread
+        return None
+
+    def _begin(self, workflow_type: str) -> _Thread:
+        self._count += 1
+        thread = _Thread(f"{workflow_type}/{self._count}", workflow_type)
+        self._threads[thread.workflow_id] = thread
+        if len(self._threads) > self._most:
+            self._forget(self._threads.popitem(last=False)[1])
+        return thread
+
+    def _grow(self, thread: _Thread, end: _End, marks: set[tuple[str, str]]) -> None:
+        if end in thread.ends:
+            thread.ends.remove(end)
+        else:
+            alike = self._by_end[end.digest]
+            alike.append((thread, end))
+            del alike[:-_ALIKE]
+        thread.ends.append(end)
+        while len(thread.ends) > _MAX_ENDS:
+            self._drop(thread, thread.ends.pop(0))
+        for mark in marks:
+            self._by_mark[mark] = thread
+        for mark in thread.marks - marks:
+            self._unmark(thread, mark)
+        thread.marks = marks
+
+    def _forget(self, thread: _Thread) -> None:
+        for end in thread.ends:
+            self._drop(thread, end)
+        for mark in thread.marks:
+            self._unmark(thread, mark)
+
+    def _drop(self, thread: _Thread, end: _End) -> None:
+        alike = self._by_end[end.digest]
+        alike[:] = [each for each in alike if each != (thread, end)]
+        if not alike:
+            del self._by_end[end.digest]
+
+    def _unmark(self, thread: _Thread, mark: tuple[str, str]) -> None:
+        if self._by_mark.get(mark) is thread:
+            del self._by_mark[mark]

@@ -1,0 +1,69 @@
+"""Clients that say nothing: their workflows are recognised by what their prompts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import HOST_TIER, Server
+
+pytestmark = pytest.mark.beside
+
+
+@pytest.fixture(scope="module")
+def inferring(start: Callable[..., Any]) -> Iterator[Server]:
+    with start("--enable-kvflow", "--kvflow-infer", *HOST_TIER, "--max-total-tokens", "2048") as server:
+        yield server
+
+
+def ask(server: Server, text: str) -> str:
+    answer: str = server.generate(text, tokens=4)["text"]
+    return text + answer
+
+
+def test_successive_calls_of_a_context_are_one_workflow(inferring: Server) -> None:
+    inferring.fresh()
+    system = "You write Python, and nothing else. " * 8
+    contexts = [system + f"The task of program {number} is to count to {number}. " * 3 for number in range(3)]
+    for turn in range(4):
+        for number, context in enumerate(contexts):
+            contexts[number] = ask(inferring, context) + f" A tool says {turn}. "
+    workflows = inferring.workflows()
+    assert len(workflows) == 3
+    assert len({workflow["workflow_type"] for workflow in workflows.values()}) == 1
+    for workflow in workflows.values():
+        assert workflow["next_use"]["agent"]["probability"] > 0.5
+    assert inferring.get("status")["degraded"] == {}
+
+
+def test_chats_are_told_apart_by_their_system_prompts(inferring: Server) -> None:
+    inferring.fresh()
+    preamble = "Be brief. Be exact. Be polite. " * 6  # equal, and longer than what is told apart at once
+    chats = [[{"role": "system", "content": preamble + role}] for role in ("You plan.", "You write code.")]
+    for turn in range(3):
+        for messages in chats:
+            messages.append({"role": "user", "content": f"Step {turn} of the task, if you please."})
+            body = {"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0}
+            answer = inferring.client.post("/v1/chat/completions", json=body).json()
+            messages.append(answer["choices"][0]["message"])
+    types = {workflow["workflow_type"] for workflow in inferring.workflows().values()}
+    assert len(inferring.workflows()) == len(types) == 2
+
+
+def test_hints_count_where_there_are_any(inferring: Server) -> None:
+    inferring.fresh()
+    inferring.step("declared", "planner", "A prompt that is long enough to be recognised by itself. " * 4)
+    assert list(inferring.workflows()) == ["declared"]
+
+
+def test_tokens_are_the_same_as_without(inferring: Server) -> None:
+    text = "The same answer, whoever asks. " * 12
+    answers = {inferring.generate(text, tokens=8)["text"] for _ in range(3)}
+    assert len(answers) == 1
+
+
+def test_unless_asked_nothing_is_inferred(server: Server) -> None:
+    ask(server, "You write Python, and nothing else. " * 8)
+    assert server.workflows() == {}

@@ -1,0 +1,133 @@
+"""Successive calls of one context are recognised by what their prompts share."""
+
+from __future__ import annotations
+
+import random
+
+from kvflow.control.threads import Threads
+from kvflow.hints import StepFact
+
+_random = random.Random(3)
+
+
+def text(length: int) -> list[int]:
+    return _random.choices(range(1000), k=length)
+
+
+SYSTEM = text(300)
+
+
+class Client:
+    """Sends prompts to a server, one after the other unless told otherwise."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.threads = Threads(most)
+
+    def asks(self, prompt: list[int], namespace: str = "", kind: str = "", marks: tuple[str, ...] = ()) -> StepFact:
+        found = self.threads.asks(prompt, namespace, kind, marks)
+        assert found is not None
+        return found
+
+    def ask(self, prompt: list[int], **more: str) -> str:
+        found = self.asks(prompt, **more)
+        self.threads.answered(found.workflow_id)
+        return found.workflow_id
+
+
+def test_a_growing_context_is_one_workflow() -> None:
+    client = Client()
+    prompt = SYSTEM + text(90)
+    first = client.asks(prompt)
+    client.threads.answered(first.workflow_id)
+    for _ in range(100):
+        prompt += text(_random.randrange(1, 150))
+        found = client.asks(prompt)
+        client.threads.answered(found.workflow_id)
+        assert found == first
+    assert len(client.threads) == 1
+
+
+def test_interleaved_contexts_with_one_system_prompt_are_workflows_of_one_type() -> None:
+    client = Client()
+    prompts = [SYSTEM + text(_random.randrange(20, 200)) for _ in range(8)]
+    known = [client.asks(prompt) for prompt in prompts]
+    for found in known:
+        client.threads.answered(found.workflow_id)
+    assert len({found.workflow_id for found in known}) == 8
+    assert len({found.workflow_type for found in known}) == 1
+    for _ in range(10):
+        for index in _random.sample(range(8), 8):
+            prompts[index] += text(_random.randrange(1, 100))
+            assert client.ask(prompts[index]) == known[index].workflow_id
+
+
+def test_tasks_of_a_few_words_are_told_apart() -> None:
+    client = Client()
+    tasks = [SYSTEM[:256] + text(40) for _ in range(5)]
+    known = [client.ask(task) for task in tasks]
+    assert len(set(known)) == 5
+    assert [client.ask(task + text(200)) for task in tasks] == known
+
+
+def test_a_chat_template_may_end_prompts_otherwise_than_it_continues_them() -> None:
+    client = Client()
+    prompt = SYSTEM + text(60)
+    first = client.ask([*prompt, 1, 2, 3])
+    assert client.ask([*prompt, 1, 9, *text(100)]) == first
+
+
+def test_what_is_asked_while_a_context_waits_for_its_answer_is_a_branch() -> None:
+    client = Client()
+    prompt = SYSTEM + text(100)
+    asked = client.asks(prompt)
+    branch = client.asks(prompt + text(70))
+    assert branch.workflow_id != asked.workflow_id
+    assert branch.workflow_type == asked.workflow_type
+
+
+def test_a_context_whose_end_was_cut_off_goes_on() -> None:
+    client = Client()
+    prompt = SYSTEM + text(100)
+    first = client.ask(prompt)
+    client.ask(prompt + text(500))
+    assert client.ask(prompt + text(300)) == first
+
+
+def test_the_result_of_a_tool_call_names_its_context_whatever_became_of_the_rest() -> None:
+    client = Client()
+    first = client.asks(SYSTEM + text(200), marks=("call 1",))
+    client.threads.answered(first.workflow_id)
+    summary = client.asks(text(400), marks=("call 1", "call 2"))
+    assert summary.workflow_id == first.workflow_id
+    client.threads.answered(first.workflow_id)
+    assert client.asks(text(400), marks=("call 3",)).workflow_id != first.workflow_id
+
+
+def test_namespaces_and_agents_are_kept_apart() -> None:
+    client = Client()
+    prompt = SYSTEM + text(50)
+    mine = client.ask(prompt, namespace="mine")
+    assert client.ask(prompt + text(80), namespace="yours") != mine
+    other = client.ask(prompt, kind="another system prompt")
+    assert other.rsplit("/", 1)[0] != client.ask(prompt + text(9), kind="this one").rsplit("/", 1)[0]
+
+
+def test_prompts_of_a_few_words_are_left_alone() -> None:
+    assert Threads(10).asks(text(63), "") is None
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    client = Client(most=10)
+    prompts = [text(200) for _ in range(50)]
+    known = [client.asks(prompt, marks=(f"call {n}",)).workflow_id for n, prompt in enumerate(prompts)]
+    for workflow_id in known:
+        client.threads.answered(workflow_id)
+    assert len(client.threads) == 10
+    assert len(client.threads._by_end) == len(client.threads._by_mark) == 10
+    assert client.ask(prompts[-1] + text(80)) == known[-1]
+    assert client.ask(prompts[0] + text(80)) != known[0]
+    long = text(100)
+    for _ in range(300):
+        long += text(70)
+        client.ask(long)
+    assert len(client.threads._by_end) <= 10 + 64
