@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.conftest import HOST_TIER, Server
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,199 @@
+"""Replays on the real server: they do what the trace did, and lose nothing when something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvflow.cli import app
+from kvflow.errors import ConfigError, ServerUnavailableError
+from kvflow.replay import run as running
+from kvflow.replay.arms import parse_arms
+from kvflow.replay.engines import Sizes, cpu_engine
+from kvflow.replay.player import Pace
+from kvflow.replay.record import Round
+from kvflow.replay.run import Plan, replay
+from kvflow.replay.work import Load
+from kvflow.sim.workload import Workload, read_workload
+from kvflow.trace import LLMCall, Program, SynthOptions, ToolEnd, ToolStart, programs, synthetic_trace, write_trace
+from tests.e2e.conftest import Server
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
+
+SESSIONS = 32
+TRACES = os.environ.get("KVFLOW_TEST_TRACES")
+"""Folder with recorded traces; they are not part of the repository."""
+
+
+def synthetic(kind: str = "react", workflows: int = SESSIONS) -> Workload:
+    options = SynthOptions(workflows=workflows, seed=4, fixed_tokens=256, task_tokens=64, output_tokens=24, turns=4)
+    return Workload(list(programs(synthetic_trace(kind, options)[1])))
+
+
+def plan_of(folder: Path, arms: str = "lru", **more: Any) -> Plan:
+    sizes = Sizes(device_tokens=8192, host_tokens=16384)
+    settings: dict[str, Any] = {"load": Load(time=0.3), "pace": Pace(max_gap_s=1.0), **more}
+    return Plan(arms=tuple(parse_arms(arms.split(","))), engine=cpu_engine(folder, sizes), **settings)
+
+
+def played(plan: Plan, workload: Workload, folder: Path) -> list[Round]:
+    return replay(plan, workload, folder / "rounds", lambda *_: None)
+
+
+def check_reproduced(seen: Round, drawn: list[Program], pace: Pace) -> None:
+    """Prompts, answers, order and gaps are those of the trace."""
+    assert len(seen.workflows) == len(drawn)
+    assert not any(call.error for call in seen.calls)
+    calls = defaultdict(list)
+    for call in seen.calls:
+        calls[call.workflow, call.thread].append(call)
+    for number, program in enumerate(drawn):
+        workflow = f"{seen.seed}.{number}:{program.start.workflow}"
+        for thread, events in program.threads.items():
+            asked = [event for event in events if isinstance(event, LLMCall)]
+            got = sorted(calls[workflow, thread], key=lambda call: call.asked_s)
+            expected = [(call.call, call.agent, call.prompt.tokens, call.output_tokens) for call in asked]
+            assert [(c.call, c.agent, c.prompt_tokens, c.output_tokens) for c in got] == expected
+            gaps_s = [after.asked_s - before.ended_s for before, after in pairwise(got)]
+            for gap_s, least_s in zip(gaps_s, waits(events, pace), strict=True):
+                assert least_s - 0.001 <= gap_s <= least_s + 3.0
+    late_s = sorted(call.late_s for call in seen.calls)
+    assert late_s[len(late_s) // 2] < 0.2
+
+
+def waits(events: list[Any], pace: Pace) -> list[float]:
+    """What the trace puts between two calls of a thread: tools, which may overlap, and pauses."""
+    ends = {event.tool_call: event for event in events if isinstance(event, ToolEnd)}
+    found: list[float] = []
+    now_s = 0.0
+    ends_s: dict[str, float] = {}
+    for event in events:
+        if isinstance(event, LLMCall):
+            found.append(now_s + pace.of_pause(event))
+            now_s = 0.0
+        elif isinstance(event, ToolStart):
+            ends_s[event.tool_call] = now_s + pace.of_tool(ends[event.tool_call])
+        elif isinstance(event, ToolEnd):
+            now_s = max(now_s, ends_s[event.tool_call])
+    return found[1:]
+
+
+def test_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> None:
+    workload, plan = synthetic(), plan_of(tmp_path)
+    (seen,) = played(plan, workload, tmp_path)
+    check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace)
+    assert len(seen.tools) > SESSIONS
+    assert seen.peak_memory_bytes is not None
+    assert seen.stall_s is not None
+    device_tokens = sum(call.device_tokens for call in seen.calls)
+    assert device_tokens > 0.5 * sum(call.prompt_tokens for call in seen.calls), "forced answers are found cached"
+
+
+@pytest.mark.skipif(TRACES is None, reason="KVFLOW_TEST_TRACES names no folder with recorded traces")
+def test_recorded_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> None:
+    workload = read_workload([Path(str(TRACES)) / "swe_mini_swe_agent" / "sessions.jsonl.gz"])
+    plan = plan_of(tmp_path, load=Load(programs=SESSIONS, tokens=0.02, time=0.02))
+    (seen,) = played(plan, workload, tmp_path)
+    check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace)
+
+
+def test_rounds_that_are_over_are_not_played_again(tmp_path: Path) -> None:
+    workload, plan = synthetic(workflows=4), plan_of(tmp_path)
+    (first,) = played(plan, workload, tmp_path)
+    kept = tmp_path / "rounds" / "round-0-lru.json"
+    written = kept.stat().st_mtime_ns
+    more = Plan(arms=plan.arms, engine=plan.engine, load=plan.load, pace=plan.pace, rounds=2)
+    again, second = played(more, workload, tmp_path)
+    assert again == first
+    assert kept.stat().st_mtime_ns == written
+    assert (second.index, second.seed) == (1, 1)
+    with pytest.raises(ConfigError, match="holds rounds of another replay"):
+        played(plan_of(tmp_path, free=True), workload, tmp_path)
+
+
+def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = running.prepare
+
+    async def doomed(server: Any, client: Any) -> None:
+        await original(server, client)
+        threading.Timer(1.0, os.killpg, (server.process.process.pid, signal.SIGKILL)).start()
+
+    monkeypatch.setattr(running, "prepare", doomed)
+    began_s = time.monotonic()
+    with pytest.raises(ServerUnavailableError, match="lru: the server has died"):
+        played(plan_of(tmp_path, load=Load()), synthetic(), tmp_path)
+    assert time.monotonic() - began_s < 60
+    assert not list((tmp_path / "rounds").glob("round-*.json"))
+
+
+def test_the_command_plays_a_trace_and_compares_results(server: Server, tmp_path: Path) -> None:
+    path, out = tmp_path / "trace.jsonl", tmp_path / "result.json"
+    header, events = synthetic_trace("supervisor", SynthOptions(workflows=3, fixed_tokens=128, output_tokens=8))
+    write_trace(path, header, events)
+    arms = ("--arm", "silent=no-hints", "--arm", "telling=hints", "--url", server.url)
+    common = ("replay", str(path), "--max-gap", "0.2", "--scale", "0.5", "--free", "--rounds", "2")
+    asked = [*common, *arms, "--folder", str(tmp_path / "f"), "--json", str(out), "--html", str(tmp_path / "r.html")]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    assert "workflow completion mean" in result.output
+    document = json.loads(out.read_text())
+    silent, telling = document["loads"][0]["arms"]
+    assert (silent["kvflow"], telling["kvflow"]) == (False, True)
+    assert telling["measures"]["workflows"] == 6
+    assert telling["measures"]["failed_calls"] == 0
+    assert set(telling["against_first"]) == {"completion_s", "ttft_s", "latency_s"}
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") >= 4
+    compared = CliRunner().invoke(app, ["compare", str(out), str(out)])
+    assert compared.exit_code == 0, compared.output
+    for arm in document["loads"][0]["arms"]:
+        arm["measures"]["failed_calls"] += 1
+    worse = tmp_path / "worse.json"
+    worse.write_text(json.dumps(document))
+    assert CliRunner().invoke(app, ["compare", str(out), str(worse)]).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--arm", "lur"), "there is no arm 'lur'"),
+        (("--profile", "tpu"), "--profile is 'tpu'"),
+        (("--token-ids", "10"), "--token-ids is '10'"),
+        (("--device-tokens", "much"), "'much' is no size"),
+        (("--launch", "--tp 2"), "--launch has no --model-path"),
+        (("--json", "/nowhere/at/all.json"), "there is no folder"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_anything_is(
+    arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    path = tmp_path / "trace.jsonl"
+    header, events = synthetic_trace("chain", SynthOptions(workflows=2))
+    write_trace(path, header, events)
+    result = CliRunner().invoke(app, ["replay", str(path), "--folder", str(tmp_path / "f"), *arguments])
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_the_gpu_profile_can_be_tried_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    path = tmp_path / "trace.jsonl"
+    header, events = synthetic_trace("chain", SynthOptions(workflows=2))
+    write_trace(path, header, events)
+    asked = ["replay", str(path), "--profile", "gpu", "--dry-run", "--folder", str(tmp_path / "f")]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    assert "--device cuda" in result.output
+    geometry = json.loads((tmp_path / "f" / "llama-8b" / "config.json").read_text())
+    assert (geometry["num_hidden_layers"], geometry["hidden_size"]) == (32, 4096)

@@ -1,0 +1,134 @@
+"""Rounds in numbers, and what two arms can be told apart by."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from kvflow.errors import ConfigError
+from kvflow.replay.compare import changes
+from kvflow.replay.metrics import PAIRED, difference, measures, values
+from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
+
+_random = random.Random(11)
+
+
+def played(arm: str, index: int, factor: float = 1.0, noise: float = 0.0, flows: int = 12, luck: float = 1.0) -> Round:
+    """A round in which workflow n takes 10 + n seconds, times factors."""
+    seen = Round(arm=arm, index=index, seed=index, span_s=40.0)
+    for number in range(flows):
+        name = f"{index}.{number}"
+        took_s = (10 + number) * factor * luck * (1 + _random.uniform(-noise, noise))
+        seen.workflows.append(
+            WorkflowRecord(workflow=name, arrived_s=1.0, started_s=2.0, ended_s=1.0 + took_s, failed_calls=0)
+        )
+        seen.calls.append(
+            CallRecord(
+                workflow=name,
+                thread="main",
+                agent="a",
+                call="c",
+                asked_s=2.0,
+                first_s=2.0 + 0.1 * took_s,
+                ended_s=2.0 + 0.5 * took_s,
+                queue_s=0.05 * took_s,
+                prompt_tokens=100,
+                output_tokens=11,
+                device_tokens=60,
+                host_tokens=20,
+                recomputed_tokens=10,
+            )
+        )
+        seen.tools.append(ToolRecord(workflow=name, thread="main", tool="t", start_s=5.0, end_s=6.0))
+    return seen
+
+
+def test_numbers_are_those_of_the_records() -> None:
+    found = measures([played("a", 0)])
+    assert found["completion_mean_s"] == pytest.approx(15.5)
+    assert found["ttft_mean_s"] == pytest.approx(1.55)
+    assert found["latency_mean_s"] == pytest.approx(7.75)
+    assert found["inter_token_mean_s"] == pytest.approx(0.4 * 15.5 / 10)
+    assert (found["workflows"], found["calls"], found["failed_calls"]) == (12, 12, 0)
+    assert (found["recomputed_tokens"], found["loaded_tokens"]) == (120, 240)
+    assert found["workflows_per_h"] == pytest.approx(12 * 90)
+    assert found["queued_s"] == pytest.approx(0.775)
+    assert found["prefilled_s"] == pytest.approx(0.775)
+    assert found["decoded_s"] == pytest.approx(6.2)
+    assert found["tools_s"] == pytest.approx(1.0)
+    assert "stall_s" not in found, "nobody measured it"
+
+
+def test_workflows_of_which_a_call_failed_do_not_count() -> None:
+    seen = played("a", 0)
+    seen.workflows[11].failed_calls = 1
+    seen.calls[11].error = "status 500"
+    found = measures([seen])
+    assert found["failed_calls"] == 1
+    assert found["completion_mean_s"] == pytest.approx(15.0)
+    assert "0.11" not in values([seen], "completion_s")[0]
+
+
+def test_an_arm_that_is_faster_is_told_from_chance() -> None:
+    base = [played("a", index, noise=0.1) for index in range(4)]
+    faster = [played("b", index, factor=0.8, noise=0.1) for index in range(4)]
+    found = difference(values(base, "completion_s"), values(faster, "completion_s"))
+    assert found is not None
+    assert found.distinct
+    assert found.ratio_low < found.ratio < found.ratio_high
+    assert found.ratio == pytest.approx(0.8, abs=0.05)
+    assert found.pairs == 48
+
+
+def test_two_equal_arms_are_not() -> None:
+    told = 0
+    for _ in range(20):
+        base = [played("a", index, noise=0.3) for index in range(3)]
+        same = [played("b", index, noise=0.3) for index in range(3)]
+        found = difference(values(base, "completion_s"), values(same, "completion_s"))
+        assert found is not None
+        told += found.distinct
+    assert told <= 5
+
+
+def test_luck_that_a_whole_round_shares_widens_the_interval() -> None:
+    """Rounds that differ count as so many observations, however many workflows each has."""
+    lucky = [played("b", index, luck=luck) for index, luck in enumerate((0.7, 1.3, 0.7, 1.3))]
+    found = difference(values([played("a", i) for i in range(4)], "completion_s"), values(lucky, "completion_s"))
+    assert found is not None
+    assert not found.distinct
+    assert found.ratio_high - found.ratio_low > 0.3
+
+
+def test_arms_without_a_workflow_in_common_are_not_compared() -> None:
+    assert difference(values([played("a", 0)], "ttft_s"), values([played("b", 1)], "ttft_s")) is None
+
+
+def result(factor: float, failed: int = 0, arm: str = "kvflow") -> dict[str, Any]:
+    rounds = [played(arm, index, factor, noise=0.02) for index in range(3)]
+    kept = [{"round": seen.index, **{name: values([seen], name)[seen.index] for name in PAIRED}} for seen in rounds]
+    own = {"name": arm, "measures": measures(rounds) | {"failed_calls": failed}, "workflows": kept}
+    return {"kind": "replay", "loads": [{"at_once": 8, "arms": [own]}]}
+
+
+def test_results_are_compared_workflow_by_workflow() -> None:
+    before = json.loads(json.dumps(result(1.0)))
+    (worse,) = changes(before, json.loads(json.dumps(result(1.2))), 0.02)
+    assert worse.problem.startswith("completion takes 1.2")
+    assert set(asdict(worse)["paired"]) == {"completion_s", "ttft_s", "latency_s"}
+    for factor in (1.0, 0.8):
+        (fine,) = changes(before, result(factor), 0.02)
+        assert fine.problem == ""
+    (failed,) = changes(before, result(0.8, failed=3), 0.02)
+    assert failed.problem == "3 calls failed, 0 before"
+
+
+def test_what_cannot_be_compared_is_told() -> None:
+    with pytest.raises(ConfigError, match="no workflow in common"):
+        changes(result(1.0), result(1.0, arm="lru"), 0.02)
+    with pytest.raises(ConfigError, match="a result of kvflow replay is needed, this one is of 'demo'"):
+        changes(result(1.0), {"kind": "demo"}, 0.02)
