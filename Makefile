@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 READY := $(VENV)/.ready
 OLD_SGLANG := $(VENV)/sglang-0.5.22
-OPENAI3 := $(VENV)/openai-3
-ENGINE_TESTS = KVFLOW_TEST_OLD_SGLANG=$(abspath $(OLD_SGLANG)) $(BIN)/python -m pytest -v tests/engine tests/e2e
+FRAMEWORKS := $(VENV)/frameworks
+ENGINE_TESTS = KVFLOW_TEST_OLD_SGLANG=$(abspath $(OLD_SGLANG)) KVFLOW_TEST_FRAMEWORKS=$(abspath $(FRAMEWORKS)) $(BIN)/python -m pytest -v tests/engine tests/e2e
 
 .PHONY: demo test unit lint types setup clean help
 
@@ -29,8 +29,8 @@ $(OLD_SGLANG)/.ready: requirements/sglang-0.5.22.txt | $(READY)
 	@$(PIP) install --no-deps --upgrade --target $(OLD_SGLANG) -r $<
 	@touch $@
 
-$(OPENAI3)/.ready: requirements/openai-3.txt | $(READY)
-	@$(PIP) install --no-deps --upgrade --target $(OPENAI3) -r $<
+$(FRAMEWORKS)/.ready: requirements/frameworks.txt | $(READY)
+	@$(PIP) install --no-deps --upgrade --target $(FRAMEWORKS) -r $<
 	@touch $@
 
 demo: $(READY)  ## run a multi-agent program against SGLang with and without kvflow
@@ -47,8 +47,8 @@ types: $(READY)  ## pyright; needs node, so it is not part of `make test`
 unit: $(READY)  ## everything that needs no SGLang, in seconds
 	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/client tests/test_house.py
 
-test: $(READY) $(OLD_SGLANG)/.ready $(OPENAI3)/.ready lint unit  ## every test
-	@PYTHONPATH=$(OPENAI3) $(BIN)/python -m pytest -q tests/client
+test: $(READY) $(OLD_SGLANG)/.ready $(FRAMEWORKS)/.ready lint unit  ## every test
+	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q tests/client
 	@$(ENGINE_TESTS) -n 2 --dist worksteal -m beside
 	@$(ENGINE_TESTS) -m "not beside"
 

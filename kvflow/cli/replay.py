@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvflow.replay.server import Engine
     from kvflow.sim.workload import Workload
 
+DEVICE_SIZE, HOST_SIZE = "33%", "67%"
 LINK_BYTES_S = 3.4e7
 """Of the CPU engine: loading 2,048 tokens takes it as long as decoding 32, KVFlow's ratio."""
 
@@ -42,8 +43,12 @@ def replay(
         str, typer.Option(help="cpu: a tiny model on the CPU engine. gpu: an 8B geometry, made-up weights.")
     ] = "cpu",
     flags: Annotated[str, typer.Option(help="Further flags of SGLang for the profile's servers.")] = "",
-    device_tokens: Annotated[str, typer.Option(help="Device tier: tokens, or a share of the live contexts.")] = "33%",
-    host_tokens: Annotated[str, typer.Option(help="Host tier, likewise; none for no host tier.")] = "67%",
+    device_tokens: Annotated[
+        str | None, typer.Option(help="Device tier: tokens, or a share of the live contexts. Profiles: 33%.")
+    ] = None,
+    host_tokens: Annotated[
+        str | None, typer.Option(help="Host tier, likewise; none for no host tier. Profiles: 67%.")
+    ] = None,
     link: Annotated[float, typer.Option(min=0, help="Bytes per second of the CPU engine's link; 0: no limit.")] = (
         LINK_BYTES_S
     ),
@@ -108,9 +113,12 @@ def replay(
         plans = [replace(plan, load=replace(load, at_once=at_once)) for at_once in sorted(concurrency or [0])]
         plans = [replace(each, load=replace(each.load, at_once=each.load.at_once or None)) for each in plans]
         sized = []
+        found, own = all(each.url for each in arms), launch is not None
         for each in plans:
-            sizes = _sizes(each, workload, device_tokens, host_tokens, link)
-            engine = None if all(a.url for a in arms) else _engine(launch, profile, folder, sizes, flags)
+            sizes = None
+            if not found and not (own and device_tokens is None):
+                sizes = _sizes(each, workload, device_tokens or DEVICE_SIZE, host_tokens or HOST_SIZE, link)
+            engine = None if found else _engine(launch, profile, folder, sizes, flags)
             sized.append(replace(each, engine=engine, notes=_notes(each, sizes, workload)))
     _show(console, sized)
     if dry_run:
@@ -168,25 +176,23 @@ def _sizes(plan: Plan, workload: Workload, device: str, host: str, link: float) 
     )
 
 
-def _engine(launch: str | None, profile: str, folder: Path, sizes: Sizes, flags: str) -> Engine:
+def _engine(launch: str | None, profile: str, folder: Path, sizes: Sizes | None, flags: str) -> Engine:
     from kvflow.replay.engines import cpu_engine, gpu_engine, user_engine
 
-    if launch is not None:
-        return user_engine(launch, sizes)
+    if launch is not None or sizes is None:
+        return user_engine(launch or "", sizes)
     engines = {"cpu": cpu_engine, "gpu": gpu_engine}
     if profile not in engines:
         raise ConfigError(f"--profile is {profile!r}: give cpu or gpu")
     return engines[profile](folder, sizes, flags)
 
 
-def _notes(plan: Plan, sizes: Sizes, workload: Workload) -> dict[str, object]:
+def _notes(plan: Plan, sizes: Sizes | None, workload: Workload) -> dict[str, object]:
     from kvflow.replay.work import live_tokens
 
     work = plan.load.drawn(workload, plan.seed)
-    return {
-        "device_tokens": sizes.device_tokens,
-        "host_tokens": sizes.host_tokens,
-        "link_bytes_s": sizes.link_bytes_s,
+    tiers = {} if sizes is None else {name: value for name, value in asdict(sizes).items() if name != "page_tokens"}
+    return tiers | {
         "live_tokens": round(live_tokens(work, plan.load.at_once)),
         "calls": sum(len(program.calls) for program in work),
         "programs": len(work),
@@ -198,13 +204,18 @@ def _show(console: Console, plans: Sequence[Plan]) -> None:
         notes = plan.notes
         console.print(
             f"{notes['programs']} programs, {plan.load.at_once or 'all'} at once, {notes['calls']:,} calls, "
-            f"{plan.rounds} rounds; {notes['live_tokens']:,} tokens live: device {notes['device_tokens']:,}, "
-            f"host {notes['host_tokens']:,}",
+            f"{plan.rounds} rounds; {notes['live_tokens']:,} tokens live{_tiers(notes)}",
             highlight=False,
             soft_wrap=True,
         )
     for arm in plans[0].arms:
         console.print(f"  {arm.name}: {escape(_told(arm, plans[0].engine))}", highlight=False, soft_wrap=True)
+
+
+def _tiers(notes: dict[str, Any]) -> str:
+    if "device_tokens" not in notes:
+        return ""
+    return f": device {notes['device_tokens']:,}, host {notes['host_tokens']:,}"
 
 
 def _told(arm: Arm, engine: Engine | None) -> str:

@@ -20,12 +20,20 @@ class ToolCall(Scope[None]):
         name: the tool.
         expected_s: how long the call takes, if that is known.
         verb: tells what the tool is told to do.
+        agent: who waits for it; None for the one whose step it is.
     """
 
-    __slots__ = ("_expected_s", "_id", "_name", "_step", "_verb")
+    __slots__ = ("_agent", "_expected_s", "_id", "_name", "_step", "_verb")
 
-    def __init__(self, name: str, expected_s: float | None, verb: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        expected_s: float | None = None,
+        verb: Callable[[], str | None] = lambda: None,
+        agent: str | None = None,
+    ) -> None:
         super().__init__()
+        self._agent = agent
         self._name = name
         self._expected_s = expected_s
         self._verb = verb
@@ -47,7 +55,7 @@ class ToolCall(Scope[None]):
         tell(
             tool_action,
             workflow_id=context.workflow_id,
-            agent=context.agent,
+            agent=self._agent or context.agent,
             tool=self._name,
             event=event,
             call_id=self._id,

@@ -15,10 +15,12 @@ import pytest
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent.parent
+FRAMEWORKS = os.environ.get("KVFLOW_TEST_FRAMEWORKS")
+"""Folder with what programs are written with, beside the environment."""
 
 
-def run(code: list[str], server: Any) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFLOW_")}
+def run(code: list[str], server: Any, python_path: str = "") -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVFLOW_")} | {"PYTHONPATH": python_path}
     done = subprocess.run(
         [sys.executable, *code, server.url], capture_output=True, text=True, timeout=120, check=False, env=environment
     )
@@ -36,6 +38,7 @@ def outcomes(server: Any) -> int:
         ("quickstart.py", "feature", {"planner", "coder"}),
         ("fan_out.py", "research", {"planner", "web", "papers", "writer"}),
         ("raw_http.py", "translate", {"translator", "proofreader"}),
+        ("tool_ttls.py", "operations", {"operator"}),
     ],
 )
 def test_examples_run_and_their_hints_arrive(server: Any, example: str, workflow_type: str, agents: set[str]) -> None:
@@ -45,6 +48,28 @@ def test_examples_run_and_their_hints_arrive(server: Any, example: str, workflow
     graph = server.get(f"graphs/{workflow_type}")["graph"]
     assert set(graph["agents"]) == agents
     assert server.workflows() == {}  # every workflow said when it ended
+
+
+@pytest.mark.skipif(FRAMEWORKS is None, reason="KVFLOW_TEST_FRAMEWORKS names no folder with LangGraph and others")
+@pytest.mark.parametrize(
+    ("example", "workflow_type", "agents"),
+    [
+        ("langgraph_app.py", "answering", {"researcher", "writer", "critic"}),
+        ("openai_agents_team.py", "support", {"triage", "clerk"}),
+    ],
+)
+def test_frameworks_programs_run_and_their_hints_arrive(
+    server: Any, example: str, workflow_type: str, agents: set[str]
+) -> None:
+    assert run([str(ROOT / "examples" / example)], server, str(FRAMEWORKS)).strip()
+    assert set(server.get(f"graphs/{workflow_type}")["graph"]["agents"]) == agents
+    assert server.workflows() == {}
+
+
+def test_what_is_recorded_can_be_replayed(server: Any) -> None:
+    told = run([str(ROOT / "examples" / "record_and_replay.py")], server)
+    assert "workflow completion mean" in told
+    assert "Caution" not in told.replace("Caution. 1 programs, 1 at once: there was one round only", "")
 
 
 def test_the_program_in_the_readme_runs(server: Any, tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""What the replay benchmarks have in common: each is ``kvflow replay`` with a workload, arms and sizes of its own."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ALL_ARMS = (
+    "lru",
+    "no-host",
+    "slru",
+    "tlru",
+    "session",
+    "lpm",
+    "kvflow",
+    "kvflow-steps",
+    "kvflow-ttl",
+    "kvflow-no-prefetch",
+    "kvflow-admission",
+    "kvflow-infer",
+)
+KVFLOW_LINK = "3.4e7"
+"""Bytes per second at which loading 2,048 tokens takes the CPU engine as long as decoding 32: KVFlow's ratio."""
+FAST_LINK = "1.4e9"
+"""At which loading a token takes a fifteenth of computing it, as for an 8B model on an H200."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """Options of ``kvflow replay`` for one profile.
+
+    Attributes:
+        traces: files.
+        options: names without dashes, and values.
+        arms: unless the user chooses others.
+    """
+
+    traces: tuple[Path, ...]
+    options: dict[str, str | int | float]
+    arms: tuple[str, ...] = ("lru", "no-host", "lpm", "kvflow", "kvflow-infer")
+
+    def words(self) -> list[str]:
+        """The command line."""
+        words = [str(path) for path in self.traces]
+        for name, value in self.options.items():
+            words += [f"--{name}", str(value)]
+        return words
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Options all replay benchmarks have; what they do not know goes to ``kvflow replay``."""
+    made = argparse.ArgumentParser(
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Further options go to `kvflow replay`: --rounds, --programs, --json, --html, --dry-run ...",
+    )
+    made.add_argument("--profile", choices=("cpu", "gpu"), default="cpu", help="a tiny model, or an 8B geometry")
+    made.add_argument("--arms", nargs="+", help="instead of the usual ones; all: every arm there is")
+    made.add_argument("--fast-link", action="store_true", help="cpu: a link as fast as an H200's, for its speed")
+    return made
+
+
+def run(preset: Preset, options: argparse.Namespace, further: Sequence[str]) -> None:
+    """Run ``kvflow replay``, and end with its exit status."""
+    arms = ALL_ARMS if options.arms == ["all"] else options.arms or preset.arms
+    command = [str(Path(sys.executable).parent / "kvflow"), "replay", *preset.words(), "--profile", options.profile]
+    if options.profile == "cpu":
+        command += ["--link", FAST_LINK if options.fast_link else KVFLOW_LINK]
+    for arm in arms:
+        command += ["--arm", arm]
+    sys.exit(subprocess.run([*command, *further], check=False).returncode)

@@ -1,0 +1,43 @@
+"""Tools that take their time: contexts are kept while they run, for as long as that pays.
+
+What a tool takes is learned, by tool and verb (the first word of a shell command); a program may also say so itself.
+
+Usage: python examples/tool_ttls.py [http://localhost:30000]
+"""
+
+import subprocess
+import sys
+from typing import Any
+
+from openai import OpenAI
+
+import kvflow
+
+URL = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:30000"
+client = kvflow.instrument(OpenAI(base_url=f"{URL}/v1", api_key="none"))
+COMMANDS = ["ls", "sleep 0.2", "echo done"]
+
+
+@kvflow.tool("shell", verb=lambda command: command.split()[0])
+def shell(command: str) -> str:
+    return subprocess.run(command.split(), capture_output=True, text=True, check=False).stdout
+
+
+@kvflow.tool("deploy", expected_s=0.5)  # nobody has to learn what is known
+def deploy() -> str:
+    return "deployed"
+
+
+@kvflow.agent("operator", fixed_prompt_messages=1, tools=("shell", "deploy"))
+def operate(task: str) -> str:
+    messages: list[Any] = [{"role": "system", "content": "You run one command after the other."}]
+    messages.append({"role": "user", "content": task})
+    for number in range(len(COMMANDS) + 1):
+        answer = client.chat.completions.create(model="default", messages=messages, max_tokens=8)
+        result = shell(COMMANDS[number]) if number < len(COMMANDS) else deploy()
+        messages += [answer.choices[0].message, {"role": "user", "content": result}]
+    return str(answer.choices[0].message.content)
+
+
+with kvflow.workflow("operations"):
+    print(operate("Bring the service up."))

@@ -1,0 +1,130 @@
+"""LangGraph: the agent step graph of a compiled app, and its nodes and tools as steps and tool calls.
+
+    from kvflow.integrations.langgraph import Hints
+
+    app = builder.compile()
+    app.invoke(inputs, config={"callbacks": [Hints("support", app)]})
+
+Requests that a node's model sends through an instrumented client (:func:`kvflow.instrument`) then say which node of
+which run asks. The app stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+from uuid import UUID
+
+from kvflow.client import step, workflow
+from kvflow.client.scopes import Scope
+from kvflow.client.tool_call import ToolCall
+from kvflow.errors import MissingExtraError
+from kvflow.graph import END, START, AgentStepGraph
+
+try:
+    from langchain_core.callbacks import BaseCallbackHandler
+except ImportError:  # pragma: no cover - told to whoever imports this without LangGraph
+    raise MissingExtraError("langgraph", "the LangGraph adapter") from None
+
+_ENDS = {"__start__": START, "__end__": END}
+_MOST = 4096
+"""Spans that are open at once; those of runs that were abandoned are forgotten at some time."""
+
+
+def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
+    """Read the agent step graph of a compiled LangGraph app.
+
+    Edges that always hold become edges that are always taken, in parallel if there are several; conditional ones become
+    alternatives, equally likely until the server has seen runs.
+
+    Args:
+        app: what ``StateGraph.compile`` returns.
+        name: the workflow type.
+
+    Raises:
+        GraphError: it is no agent step graph, e.g. because the end cannot be reached.
+    """
+    drawn = app.get_graph()
+    made = AgentStepGraph(name)
+    for node in drawn.nodes:
+        if node not in _ENDS:
+            made.agent(node)
+    for source in drawn.nodes:
+        leaving = [edge for edge in drawn.edges if edge.source == source]
+        chosen = [edge for edge in leaving if edge.conditional]
+        for edge in leaving:
+            probability = 1 / len(chosen) if edge.conditional else None
+            made.edge(_ENDS.get(source, source), _ENDS.get(edge.target, edge.target), probability=probability)
+    made.validate()
+    return made
+
+
+class Hints(BaseCallbackHandler):
+    """Tells servers what an app does. One object serves any number of runs, also at the same time.
+
+    Args:
+        workflow_type: what runs of the app are called.
+        app: the compiled app, whose graph is declared; None to let the server learn it.
+        tenant: who its runs are for.
+
+    Raises:
+        GraphError: see :func:`graph_of`.
+    """
+
+    run_inline = True
+    """Context variables set by it reach what the node runs only from the node's own task."""
+
+    def __init__(self, workflow_type: str, app: Any | None = None, *, tenant: str | None = None) -> None:
+        self._type = workflow_type
+        self._graph = graph_of(app, workflow_type) if app is not None else None
+        self._tenant = tenant
+        self._open: OrderedDict[UUID, Scope[Any]] = OrderedDict()
+
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """The app starts, or one of its nodes; what runs inside a node is the node's business."""
+        node = (metadata or {}).get("langgraph_node")
+        if parent_run_id is None:
+            self._enter(run_id, workflow(self._type, graph=self._graph, tenant=self._tenant))
+        elif node is not None and more.get("name") == node and node not in _ENDS:
+            self._enter(run_id, step(node))
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **more: Any) -> None:
+        """The app, or a node, is done."""
+        self._leave(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **more: Any) -> None:
+        """The app, or a node, has failed."""
+        self._leave(run_id)
+
+    def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **more: Any) -> None:
+        """A tool is called."""
+        name = more.get("name") or (serialized or {}).get("name") or "tool"
+        self._enter(run_id, ToolCall(name))
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **more: Any) -> None:
+        """A tool has answered."""
+        self._leave(run_id)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **more: Any) -> None:
+        """A tool has failed."""
+        self._leave(run_id)
+
+    def _enter(self, run_id: UUID, scope: Any) -> None:
+        self._open[run_id] = scope
+        scope.__enter__()
+        if len(self._open) > _MOST:
+            self._open.popitem(last=False)
+
+    def _leave(self, run_id: UUID) -> None:
+        scope = self._open.pop(run_id, None)
+        if scope is not None:
+            scope.__exit__(None, None, None)

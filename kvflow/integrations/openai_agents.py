@@ -1,0 +1,95 @@
+"""The OpenAI Agents SDK: every model call of an agent as its step, its function tools as tool calls.
+
+    from kvflow.integrations.openai_agents import instrument
+
+    triage = instrument(triage, client=AsyncOpenAI(base_url="http://localhost:30000/v1", api_key="none"))
+    with kvflow.workflow("support"):
+        await Runner.run(triage, question)
+
+Models and tools are wrapped, because the SDK runs its hooks in tasks of their own, from which nothing would reach the
+request.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import kvflow.client as kv
+from kvflow.client.tool_call import ToolCall
+from kvflow.client.wrapping import wrap
+from kvflow.errors import MissingExtraError
+
+try:
+    from agents import Agent, FunctionTool, Model, OpenAIChatCompletionsModel
+except ImportError:  # pragma: no cover - told to whoever imports this without the SDK
+    raise MissingExtraError("openai-agents", "the adapter for the OpenAI Agents SDK") from None
+
+
+def instrument(agent: Agent[Any], *, client: Any = None, model: str = "default") -> Agent[Any]:
+    """Let an agent, and all it can hand over to, say who asks; returns the agent.
+
+    Agents used as tools (``as_tool``) are instrumented by themselves, before. Instrumenting twice is the same as once.
+
+    Args:
+        agent: it is changed.
+        client: an ``AsyncOpenAI`` for agents whose model is a name, or not set; it is instrumented, too.
+        model: the name to ask for where an agent has none.
+
+    Raises:
+        TypeError: an agent's model is no ``Model``, and there is no client to make one with.
+    """
+    waiting, seen = [agent], {id(agent)}
+    while waiting:
+        current = waiting.pop()
+        current.model = _stepped(current, client, model)
+        current.tools = [_told(tool, current.name) for tool in current.tools]
+        for target in current.handoffs:
+            if isinstance(target, Agent) and id(target) not in seen:
+                seen.add(id(target))
+                waiting.append(target)
+    return agent
+
+
+class _Stepped(Model):
+    """A model that says whose step it answers."""
+
+    def __init__(self, model: Model, agent: str) -> None:
+        self._model = model
+        stepped = kv.agent(agent, fixed_prompt_messages=1)
+        self._respond: Callable[..., Any] = stepped(model.get_response)
+        self._stream: Callable[..., AsyncIterator[Any]] = stepped(model.stream_response)
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+        return await self._respond(*args, **kwargs)
+
+    def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        return self._stream(*args, **kwargs)
+
+    async def close(self) -> None:
+        await self._model.close()
+
+    def get_retry_advice(self, request: Any) -> Any:
+        return self._model.get_retry_advice(request)
+
+
+def _stepped(agent: Agent[Any], client: Any, name: str) -> Model:
+    model = agent.model
+    if isinstance(model, _Stepped):
+        return model
+    if not isinstance(model, Model):
+        if client is None:
+            raise TypeError(f"agent {agent.name!r} has no model of its own: give instrument() a client to ask with")
+        model = OpenAIChatCompletionsModel(model=model or name, openai_client=kv.instrument(client))
+    return _Stepped(model, agent.name)
+
+
+def _told(tool: Any, agent: str) -> Any:
+    """A function tool that says when it runs; copied, since agents may share it."""
+    if not isinstance(tool, FunctionTool) or getattr(tool, "_kvflow", False):
+        return tool
+    told = copy.copy(tool)
+    told.on_invoke_tool = wrap(tool.on_invoke_tool, lambda *args, **kwargs: ToolCall(tool.name, agent=agent))
+    told._kvflow = True  # type: ignore[attr-defined]
+    return told

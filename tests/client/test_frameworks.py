@@ -1,0 +1,196 @@
+"""Adapters say of an app's nodes, agents and tools what the program's own decorators would."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Annotated, Any, TypedDict
+
+import pytest
+
+import kvflow
+from kvflow.graph import END as END_STEP
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # other people's deprecations
+    pytest.importorskip("langgraph", reason="LangGraph is not on PYTHONPATH")
+    pytest.importorskip("agents", reason="the OpenAI Agents SDK is not on PYTHONPATH")
+    from agents import Agent, Model, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
+    from langchain_core.tools import tool
+    from langgraph.graph import END, START, StateGraph
+    from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+    from kvflow.integrations.langgraph import Hints, graph_of
+    from kvflow.integrations.openai_agents import instrument
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class State(TypedDict, total=False):
+    seen: Annotated[list[Any], lambda old, new: old + new]
+
+
+def seen(state: State) -> State:
+    return {"seen": [kvflow.current()]}
+
+
+async def seen_async(state: State) -> State:
+    await asyncio.sleep(0.01)
+    return {"seen": [kvflow.current()]}
+
+
+def app(node: Any = seen) -> Any:
+    """x, then y and z at once, then w, which may begin again."""
+    builder = StateGraph(State)
+    for name in "xyzw":
+        builder.add_node(name, node)
+    builder.add_edge(START, "x")
+    for name in "yz":
+        builder.add_edge("x", name)
+        builder.add_edge(name, "w")
+    builder.add_conditional_edges("w", lambda state: END if len(state["seen"]) > 6 else "x", ["x", END])
+    return builder.compile()
+
+
+def test_an_apps_graph_is_read_from_it() -> None:
+    graph = graph_of(app(), "t")
+    assert graph.agents == ("x", "y", "z", "w")
+    assert set(graph.edges) == {
+        ("START", "x"),
+        ("x", "y"),
+        ("x", "z"),
+        ("y", "w"),
+        ("z", "w"),
+        ("w", "x"),
+        ("w", END_STEP),
+    }
+    assert graph.probability("x", "y") is None
+    assert graph.probability("w", "x") == graph.probability("w", END_STEP) == 0.5
+
+
+def check(steps: list[Any]) -> None:
+    assert [step.agent for step in steps[:1]] == ["x"]
+    assert sorted(step.agent for step in steps) == sorted("xyzw" * 2)
+    assert len({step.workflow_id for step in steps}) == 1
+    assert len({step.step_id for step in steps}) == 8
+    assert {step.workflow_type for step in steps} == {"t"}
+    assert kvflow.current() is None
+
+
+def test_nodes_are_steps_of_one_workflow() -> None:
+    hints = Hints("t", app())
+    for _ in range(2):
+        check(app().invoke({"seen": []}, config={"callbacks": [hints]})["seen"])
+    assert not hints._open
+
+
+def test_nodes_that_run_at_once_are_told_apart() -> None:
+    hints = Hints("t")
+
+    async def run() -> list[Any]:
+        config = {"callbacks": [hints]}
+        return await asyncio.gather(*(app(seen_async).ainvoke({"seen": []}, config=config) for _ in range(5)))
+
+    results = asyncio.run(run())
+    for result in results:
+        check(result["seen"])
+    assert len({result["seen"][0].workflow_id for result in results}) == 5
+    assert not hints._open
+
+
+def test_a_node_that_fails_ends_its_step_and_the_workflow() -> None:
+    def fail(state: State) -> State:
+        raise ValueError("no")
+
+    hints = Hints("t")
+    with pytest.raises(ValueError, match="no"):
+        app(fail).invoke({"seen": []}, config={"callbacks": [hints]})
+    assert kvflow.current() is None
+    assert not hints._open
+
+
+def test_tools_of_a_node_are_its_tool_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("kvflow.client.tool_call.tell", lambda action, **fields: told.append(fields))
+
+    @tool
+    def search(query: str) -> str:
+        """Look something up."""
+        return query
+
+    def node(state: State) -> State:
+        search.invoke({"query": "q"})
+        return {"seen": [None]}
+
+    builder = StateGraph(State)
+    builder.add_node("x", node)
+    builder.add_edge(START, "x")
+    builder.compile().invoke({"seen": []}, config={"callbacks": [Hints("t")]})
+    assert [(fields["agent"], fields["tool"], fields["event"]) for fields in told] == [
+        ("x", "search", "start"),
+        ("x", "search", "end"),
+    ]
+
+
+def scripted(asked: list[Any], *answers: list[Any]) -> Any:
+    class Scripted(Model):
+        """Answers what it is told to, and notes who asks."""
+
+        def __init__(self) -> None:
+            self._answers = list(answers)
+
+        async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
+            asked.append(kvflow.current())
+            return ModelResponse(output=self._answers.pop(0), usage=Usage(), response_id=None)
+
+        def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError
+
+    return Scripted()
+
+
+def message(text: str) -> Any:
+    content = [ResponseOutputText(text=text, type="output_text", annotations=[])]
+    return ResponseOutputMessage(id="m", content=content, role="assistant", status="completed", type="message")
+
+
+def call(name: str, arguments: str, number: int) -> Any:
+    return ResponseFunctionToolCall(name=name, arguments=arguments, call_id=f"c{number}", type="function_call")
+
+
+def test_agents_ask_as_steps_and_wait_for_their_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tracing_disabled(True)
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("kvflow.client.tool_call.tell", lambda action, **fields: told.append(fields))
+    asked: list[Any] = []
+
+    @function_tool
+    def opening_hours(shop: str) -> str:
+        """When a shop is open."""
+        return f"{shop}: 9 to 17"
+
+    model = scripted(
+        asked,
+        [call("transfer_to_clerk", "{}", 1)],
+        [call("opening_hours", '{"shop": "bakery"}', 2)],
+        [message("9 to 17")],
+    )
+    clerk = Agent(name="clerk", tools=[opening_hours], model=model)
+    triage = Agent(name="triage", handoffs=[clerk], model=model)
+    assert instrument(instrument(triage)) is triage
+    with kvflow.workflow("support"):
+        result = asyncio.run(Runner.run(triage, "Is the bakery open?"))
+    assert result.final_output == "9 to 17"
+    assert [step.agent for step in asked] == ["triage", "clerk", "clerk"]
+    assert len({step.workflow_id for step in asked}) == 1
+    assert {step.workflow_type for step in asked} == {"support"}
+    assert [(fields["agent"], fields["tool"], fields["event"]) for fields in told] == [
+        ("clerk", "opening_hours", "start"),
+        ("clerk", "opening_hours", "end"),
+    ]
+    assert opening_hours is not clerk.tools[0], "agents that share a tool wait for it each on its own"
+
+
+def test_an_agent_without_a_model_needs_a_client() -> None:
+    with pytest.raises(TypeError, match="agent 'alone' has no model of its own: give instrument"):
+        instrument(Agent(name="alone"))
