@@ -6,12 +6,12 @@ Usage: python examples/langgraph_app.py [http://localhost:30000]
 """
 
 import sys
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import httpx
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
-from langgraph.graph import END, START, StateGraph
+from langchain_core.tools import tool  # pyright: ignore[reportMissingImports]
+from langchain_openai import ChatOpenAI  # pyright: ignore[reportMissingImports]
+from langgraph.graph import END, START, StateGraph  # pyright: ignore[reportMissingImports]
 
 import kvflow
 from kvflow.integrations.langgraph import Hints
@@ -26,11 +26,11 @@ model = ChatOpenAI(
 )
 
 
-class State(TypedDict, total=False):
+class State(TypedDict):
     question: str
-    notes: str
-    draft: str
-    rounds: int
+    notes: NotRequired[str]
+    draft: NotRequired[str]
+    rounds: NotRequired[int]
 
 
 def ask(system: str, user: str) -> str:
@@ -43,17 +43,17 @@ def search(query: str) -> str:
     return f"three results for {query!r}"
 
 
-def researcher(state: State) -> State:
-    found = search.invoke({"query": state["question"]})
+def researcher(state: State) -> dict[str, Any]:
+    found = search.invoke({"query": state["question"]})  # pyright: ignore[reportFunctionMemberAccess]
     return {"notes": ask("You read search results and take notes.", found)}
 
 
-def writer(state: State) -> State:
-    return {"draft": ask("You write the answer.", state["notes"]), "rounds": state.get("rounds", 0) + 1}
+def writer(state: State) -> dict[str, Any]:
+    return {"draft": ask("You write the answer.", state.get("notes", "")), "rounds": state.get("rounds", 0) + 1}
 
 
-def critic(state: State) -> State:
-    return {"notes": ask("You say what is missing.", state["draft"])}
+def critic(state: State) -> dict[str, Any]:
+    return {"notes": ask("You say what is missing.", state.get("draft", ""))}
 
 
 builder = StateGraph(State)

@@ -8,7 +8,13 @@ Usage: python examples/openai_agents_team.py [http://localhost:30000]
 import asyncio
 import sys
 
-from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
+from agents import (  # pyright: ignore[reportMissingImports]
+    Agent,
+    ModelSettings,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
 
 import kvflow

@@ -32,10 +32,11 @@ def deploy() -> str:
 def operate(task: str) -> str:
     messages: list[Any] = [{"role": "system", "content": "You run one command after the other."}]
     messages.append({"role": "user", "content": task})
-    for number in range(len(COMMANDS) + 1):
+    for command in COMMANDS:
         answer = client.chat.completions.create(model="default", messages=messages, max_tokens=8)
-        result = shell(COMMANDS[number]) if number < len(COMMANDS) else deploy()
-        messages += [answer.choices[0].message, {"role": "user", "content": result}]
+        messages += [answer.choices[0].message, {"role": "user", "content": shell(command)}]
+    messages.append({"role": "user", "content": deploy()})
+    answer = client.chat.completions.create(model="default", messages=messages, max_tokens=8)
     return str(answer.choices[0].message.content)
 
 

@@ -191,7 +191,9 @@ def _notes(plan: Plan, sizes: Sizes | None, workload: Workload) -> dict[str, obj
     from kvflow.replay.work import live_tokens
 
     work = plan.load.drawn(workload, plan.seed)
-    tiers = {} if sizes is None else {name: value for name, value in asdict(sizes).items() if name != "page_tokens"}
+    tiers: dict[str, object] = {}
+    if sizes is not None:
+        tiers |= {name: value for name, value in asdict(sizes).items() if name != "page_tokens"}
     return tiers | {
         "live_tokens": round(live_tokens(work, plan.load.at_once)),
         "calls": sum(len(program.calls) for program in work),

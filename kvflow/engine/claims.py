@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvflow.engine.ports import Node
@@ -236,10 +236,15 @@ class Claim:
 
 
 class ClaimTable:
-    """The claims of every live workflow, and of the next one expected of each type."""
+    """The claims of every live workflow, and of the next one expected of each type.
+
+    Attributes:
+        on_ended: told where the contexts of an ended workflow end.
+    """
 
     def __init__(self) -> None:
         self.clock = Clock()
+        self.on_ended: Callable[[Node], None] = lambda node: None
         self._workflows: dict[str, dict[str, Claim]] = {}
         self._expected: dict[str, dict[str, Claim]] = {}
         self._roles: dict[tuple[str, str], Role] = {}
@@ -326,5 +331,7 @@ class ClaimTable:
             claim.set(None)
             claim.retired = True
             claim.role.settle_end(tokens=claim.tail_tokens)
+            if claim.tip is not None:
+                self.on_ended(claim.tip)
             claim.tip = None
         self.clock.version += 1

@@ -93,6 +93,11 @@ class Coordinator:
         return self._uses_claims
 
     @property
+    def by_parts(self) -> bool:
+        """Whether it is enough to look at a part of the leaves: those without claims leave in the order beneath."""
+        return self._unclaimed is not None and not self._uses_age
+
+    @property
     def guarded(self) -> bool:
         """Whether the active policy's order is to be guarded against wrong predictions."""
         return getattr(self._policy, "guarded", False)

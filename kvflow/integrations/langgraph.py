@@ -22,11 +22,11 @@ from kvflow.errors import MissingExtraError
 from kvflow.graph import END, START, AgentStepGraph
 
 try:
-    from langchain_core.callbacks import BaseCallbackHandler
+    from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]
 except ImportError:  # pragma: no cover - told to whoever imports this without LangGraph
     raise MissingExtraError("langgraph", "the LangGraph adapter") from None
 
-_ENDS = {"__start__": START, "__end__": END}
+_ENDS: dict[str, str] = {"__start__": START, "__end__": END}
 _MOST = 4096
 """Spans that are open at once; those of runs that were abandoned are forgotten at some time."""
 
@@ -53,8 +53,8 @@ def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
         leaving = [edge for edge in drawn.edges if edge.source == source]
         chosen = [edge for edge in leaving if edge.conditional]
         for edge in leaving:
-            probability = 1 / len(chosen) if edge.conditional else None
-            made.edge(_ENDS.get(source, source), _ENDS.get(edge.target, edge.target), probability=probability)
+            source_name, target_name = (str(_ENDS.get(node, node)) for node in (source, edge.target))
+            made.edge(source_name, target_name, probability=1 / len(chosen) if edge.conditional else None)
     made.validate()
     return made
 

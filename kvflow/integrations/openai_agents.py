@@ -22,7 +22,12 @@ from kvflow.client.wrapping import wrap
 from kvflow.errors import MissingExtraError
 
 try:
-    from agents import Agent, FunctionTool, Model, OpenAIChatCompletionsModel
+    from agents import (  # pyright: ignore[reportMissingImports]
+        Agent,
+        FunctionTool,
+        Model,
+        OpenAIChatCompletionsModel,
+    )
 except ImportError:  # pragma: no cover - told to whoever imports this without the SDK
     raise MissingExtraError("openai-agents", "the adapter for the OpenAI Agents SDK") from None
 

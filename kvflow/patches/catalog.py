@@ -195,6 +195,27 @@ SEAMS: tuple[Seam, ...] = (
         "Settles which leaves predictions may choose among before a round of evictions from the device.",
     ),
     _override(
+        "tree.device_next",
+        f"{_TREE}.evict_device_next_node",
+        ("self", "component_type", "tracker"),
+        Feature.EVICTION,
+        "Looks at all leaves if the part that a round looks at has not been enough.",
+    ),
+    _override(
+        "tree.device_end",
+        f"{_TREE}.evict_device_end",
+        ("self", "component_type"),
+        Feature.EVICTION,
+        "Remembers the worst of what a round has looked at for the next one.",
+    ),
+    _override(
+        "tree.reset",
+        f"{_TREE}.reset",
+        ("self",),
+        Feature.EVICTION,
+        "Keeps evictable leaves in sets of which a round looks at a part.",
+    ),
+    _override(
         "tree.host_round",
         f"{_TREE}.drive_host_eviction",
         ("self", "component_type", "num_tokens"),

@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
 from kvflow.engine import Accounting, Coordinator, Journal, Tier, unit_tokens
+from kvflow.engine.leaves import Leaves, made_of
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
@@ -62,6 +63,9 @@ def build(context: Any) -> Any:
 class KvflowTreeCore(UnifiedTreeCore):
     """SGLang's Python tree core, whose nodes carry owners."""
 
+    evictable_device_leaves: Any  # Leaves; sets, while SGLang's constructor runs
+    evictable_host_leaves: Any
+
     def __init__(self, params: Any, components: Any) -> None:
         settings = config.load()
         require_servable(settings.eviction.policy)
@@ -75,7 +79,9 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         super().__init__(params, components)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
-        self.own_order = order.own
+        self.own_order: Any = order.own
+        self.coordinator.claims.on_ended = self._ended
+        self._order_leaves()
 
     def _new_node(self, priority: int = 0) -> Any:
         node: Any = super()._new_node(priority)
@@ -95,13 +101,35 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.coordinator.split(result[0], child)
         return result
 
-    def evict_device_start(self, *args: Any, **kwargs: Any) -> Any:
-        self._open_round(self.evictable_device_leaves)
-        return super().evict_device_start(*args, **kwargs)
+    def reset(self) -> None:
+        super().reset()
+        if hasattr(self, "own_order"):  # else it is the one in SGLang's constructor
+            self._order_leaves()
 
-    def drive_host_eviction(self, *args: Any, **kwargs: Any) -> Any:
-        self._open_round(self.evictable_host_leaves)
-        return super().drive_host_eviction(*args, **kwargs)
+    def evict_device_start(self, component_type: Any, request_cnt: int) -> Any:
+        self._asked_tokens = request_cnt
+        self._open_round(self.evictable_device_leaves)
+        return super().evict_device_start(component_type, request_cnt)
+
+    def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        result = super().evict_device_next_node(component_type, tracker)
+        enough = result.made_progress or tracker[component_type] >= self._asked_tokens
+        if enough or not self.evictable_device_leaves.widen():
+            return result
+        super().evict_device_end(component_type)
+        super().evict_device_start(component_type, self._asked_tokens)
+        return super().evict_device_next_node(component_type, tracker)
+
+    def evict_device_end(self, component_type: Any) -> Any:
+        self._close_round(self.evictable_device_leaves)
+        return super().evict_device_end(component_type)
+
+    def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
+        self._open_round(self.evictable_host_leaves, tokens=num_tokens)
+        try:
+            return super().drive_host_eviction(component_type, num_tokens)
+        finally:
+            self._close_round(self.evictable_host_leaves)
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
         node: Any = self.node_by_id(node_id)
@@ -116,10 +144,13 @@ class KvflowTreeCore(UnifiedTreeCore):
         self._leaves(node, Tier.DEVICE, self.class_of(node), len(node.key))
         return super().demote(node_id)
 
-    def candidates(self) -> set[Any]:
-        """What could leave the device, ready to be ranked."""
-        self._open_round(self.evictable_device_leaves)
-        return self.evictable_device_leaves
+    def candidates(self) -> list[Any]:
+        """What could leave the device, ready to be ranked: all of it, or the part that a round would look at."""
+        leaves = self.evictable_device_leaves
+        self._open_round(leaves)
+        found = list(leaves)
+        self._close_round(leaves)
+        return found
 
     def _evict_host_leaf(self, node: Any, *args: Any, **kwargs: Any) -> None:
         self._leaves(node, Tier.HOST, self.class_of(node), len(node.key))
@@ -144,13 +175,33 @@ class KvflowTreeCore(UnifiedTreeCore):
             node.owners = None
             return EvictionClass.UNCLAIMED
 
-    def _open_round(self, leaves: set[Any]) -> None:
+    def _order_leaves(self) -> None:
+        """Let rounds look at a part of the leaves, where there are many."""
+        self.evictable_device_leaves = made_of(self.evictable_device_leaves, self.own_order)
+        self.evictable_host_leaves = made_of(self.evictable_host_leaves, self.own_order)
+
+    def _ended(self, node: Any) -> None:
+        self.evictable_device_leaves.ended(node)
+        self.evictable_host_leaves.ended(node)
+
+    def _open_round(self, leaves: Leaves, tokens: int = 0) -> None:
         """Settle who the candidates are. Should that ever fail, the order is SGLang's from then on."""
         try:
-            self.coordinator.open_round(leaves, self.trust.share)
+            share = self.trust.share
+            if self.coordinator.by_parts:
+                leaves.open_round(claims=self.coordinator.uses_claims and share > 0, tokens=tokens)
+            self.coordinator.open_round(leaves, share)
         except Exception:
             note("eviction order")
             self.coordinator.set_policy("lru")
+            leaves.widen()
+
+    def _close_round(self, leaves: Leaves) -> None:
+        try:
+            leaves.close_round(self.coordinator.priority)
+        except Exception:
+            note("eviction order")
+            leaves.widen()
 
 
 class KvflowRadixCache(UnifiedRadixCache):

@@ -1,0 +1,199 @@
+"""The leaves of a tier that may be evicted: a set of which each round looks at a bounded part.
+
+Ranking every leaf in every round takes milliseconds for thousands of leaves, which a scheduler step does not have. So
+of large sets a round looks at a part: the first by the order beneath ours (SGLang's), the first of those that nobody
+claims, some claimed ones in turns, new ones and those of ended workflows before others, and the worst of the rounds
+before. What nobody claims leaves in exactly SGLang's order; for claimed leaves the order is that of a pool kept over
+the rounds, as in Redis' approximated LRU.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Any, Protocol
+
+from kvflow.engine import ports
+
+EXACT = 512
+"""Up to so many leaves are all looked at."""
+_PART = 32
+"""Taken of each kind in a round."""
+_POOL = 64
+_MOST_BELOW = 64
+"""Leaves below the end of a context that has ended; more of them will have to wait for their turn."""
+
+
+class Node(ports.Node, Protocol):
+    """A node whose leaves are looked at in parts.
+
+    Attributes:
+        id: tells nodes apart; the same on every rank.
+    """
+
+    id: int
+
+
+Order = Callable[[Node], Any]
+"""Gives what nodes are compared by; lowest leaves first."""
+
+
+class Leaves(set[Any]):
+    """Evictable leaves. While a round is open, iterating gives those that it looks at; all else is that of a set.
+
+    Every choice depends on the order of calls alone, so that tensor-parallel ranks choose alike.
+
+    Args:
+        own: the order beneath ours. Its values may only grow while a node is in the set, as times of use do.
+    """
+
+    def __init__(self, own: Order) -> None:
+        super().__init__()
+        self._first = _Queue(self, own)
+        self._unclaimed = _Queue(self, own)
+        self._claimed: OrderedDict[int, Node] = OrderedDict()
+        self._new: list[Node] = []
+        self._pool: list[Node] = []
+        self._round: dict[int, Node] | None = None
+
+    def add(self, node: Node) -> None:
+        """Add a leaf."""
+        if node not in self:
+            super().add(node)
+            self._new.append(node)
+            if len(self._new) > 2 * EXACT:
+                self._sort_new()
+
+    def __iter__(self) -> Iterator[Node]:
+        return super().__iter__() if self._round is None else iter(list(self._round.values()))
+
+    def open_round(self, *, claims: bool, tokens: int = 0) -> None:
+        """Choose what a round looks at, until :meth:`close_round`.
+
+        Args:
+            claims: they have a say; else the order beneath decides alone.
+            tokens: what is chosen has to hold so many, if all leaves do.
+
+        Cost: O(log leaves) for each of a bounded number, or of so many as hold the tokens.
+        """
+        self._give_back()
+        self._sort_new()
+        if len(self) <= EXACT:
+            return
+        chosen = self._round = {id(node): node for node in self._pool if node in self}
+        if claims:
+            self._unclaimed.take(_PART, chosen)
+            self._take_claimed(_PART, chosen)
+        else:
+            chosen.clear()
+        self._first.take(_PART, chosen)
+        held = sum(len(node.key) for node in chosen.values())
+        while held < tokens and (more := self._first.take(_PART, chosen)):
+            held += more
+
+    def widen(self) -> bool:
+        """Look at everything, because what was looked at has not been enough; False if that is so already."""
+        if self._round is None:
+            return False
+        self._give_back()
+        return bool(self)
+
+    def close_round(self, order: Order) -> None:
+        """Remember the worst of what is left of a round for the next one.
+
+        Args:
+            order: with claims.
+        """
+        chosen = self._round or {}
+        self._give_back()
+        claimed = [node for node in chosen.values() if node.owners is not None and node in self]
+        if claimed:
+            self._pool = sorted(claimed, key=order)[:_POOL]
+
+    def ended(self, node: Node) -> None:
+        """A workflow whose context ended at a node is over: look at what is left of it soon."""
+        waiting = [node]
+        for _ in range(_MOST_BELOW):
+            if not waiting:
+                break
+            current = waiting.pop()
+            waiting += current.children.values()
+            if current in self:
+                self._look_soon(current)
+
+    def _give_back(self) -> None:
+        chosen, self._round = self._round or {}, None
+        for node in chosen.values():
+            if node in self:
+                self._first.put(node)
+                if node.owners is None:
+                    self._unclaimed.put(node)
+
+    def _sort_new(self) -> None:
+        for node in self._new:
+            if node in self:
+                self._first.put(node)
+                if node.owners is None:
+                    self._unclaimed.put(node)
+                else:
+                    self._look_soon(node)
+        self._new.clear()
+        if len(self._claimed) > 2 * len(self) + EXACT:
+            self._claimed = OrderedDict((key, node) for key, node in self._claimed.items() if node in self)
+
+    def _look_soon(self, node: Node) -> None:
+        self._claimed[id(node)] = node
+        self._claimed.move_to_end(id(node), last=False)
+
+    def _take_claimed(self, count: int, chosen: dict[int, Node]) -> None:
+        for key in list(islice(self._claimed, count)):
+            node = self._claimed.pop(key)
+            if node in self:
+                chosen[key] = self._claimed[key] = node
+
+
+class _Queue:
+    """Leaves by the order beneath. One whose value has grown since it was put in sinks when it comes up."""
+
+    def __init__(self, leaves: Leaves, own: Order) -> None:
+        self._leaves = leaves
+        self._own = own
+        self._heap: list[tuple[Any, int, Node]] = []
+        self._inside: set[int] = set()
+
+    def put(self, node: Node) -> None:
+        """Put a leaf in, unless it is there."""
+        if id(node) not in self._inside:
+            self._inside.add(id(node))
+            heappush(self._heap, (self._own(node), node.id, node))
+            if len(self._heap) > 2 * len(self._leaves) + EXACT:
+                self._heap = [entry for entry in self._heap if entry[2] in self._leaves]
+                self._inside = {id(node) for _, _, node in self._heap}
+                heapify(self._heap)
+
+    def take(self, count: int, chosen: dict[int, Node]) -> int:
+        """Take out the first that are still leaves, and have not been chosen; returns how many tokens they hold."""
+        tokens = 0
+        while count and self._heap:
+            value, _, node = heappop(self._heap)
+            if node not in self._leaves:
+                self._inside.discard(id(node))
+            elif (now := self._own(node)) != value:
+                heappush(self._heap, (now, node.id, node))
+            else:
+                self._inside.discard(id(node))
+                if id(node) not in chosen:
+                    chosen[id(node)] = node
+                    tokens += len(node.key)
+                    count -= 1
+        return tokens
+
+
+def made_of(nodes: Iterable[Node], own: Order) -> Leaves:
+    """Put nodes into a new set."""
+    leaves = Leaves(own)
+    for node in nodes:
+        leaves.add(node)
+    return leaves

@@ -1,0 +1,172 @@
+"""Of many leaves a round looks at a part; what nobody claims leaves in the order beneath all the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvflow.engine.leaves import EXACT, Leaves, made_of
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A radix node, as far as sets of leaves are concerned."""
+
+    id: int
+    last_access_time: float
+    value: float | None = None
+    tokens: int = 16
+    children: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def owners(self) -> Any:
+        return self.value
+
+    @property
+    def key(self) -> range:
+        return range(self.tokens)
+
+
+def own(leaf: Leaf) -> float:
+    return leaf.last_access_time
+
+
+def order(leaf: Leaf) -> tuple[float, float]:
+    """Unclaimed leaves first, then by value."""
+    return (-1.0 if leaf.value is None else leaf.value, leaf.last_access_time)
+
+
+def made(count: int, values: bool = False, seed: int = 1) -> tuple[Leaves, list[Leaf]]:
+    draw = random.Random(seed)
+    times = draw.sample(range(10 * count), count)
+    leaves = [Leaf(n, time, draw.random() if values else None) for n, time in enumerate(times)]
+    return made_of(leaves, own), leaves
+
+
+def evict(leaves: Leaves, *, claims: bool = True, tokens: int = 0) -> Leaf:
+    leaves.open_round(claims=claims, tokens=tokens)
+    victim = min(leaves, key=order if claims else own)
+    leaves.discard(victim)
+    leaves.close_round(order)
+    return victim
+
+
+def test_few_leaves_are_all_looked_at() -> None:
+    leaves, nodes = made(EXACT, values=True)
+    leaves.open_round(claims=True)
+    assert set(leaves) == set(nodes)
+    assert not leaves.widen()
+    leaves.close_round(order)
+
+
+def test_of_many_leaves_a_part_is() -> None:
+    leaves, nodes = made(20 * EXACT, values=True)
+    leaves.open_round(claims=True)
+    assert len(list(leaves)) < EXACT / 2
+    assert len(leaves) == len(nodes)
+    assert all(node in leaves for node in nodes)
+    assert leaves.widen()
+    assert len(list(leaves)) == len(nodes)
+    assert not leaves.widen()
+    leaves.close_round(order)
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_what_nobody_claims_leaves_in_the_order_beneath(claims: bool) -> None:
+    leaves, nodes = made(4 * EXACT)
+    draw, now = random.Random(2), 1e9
+    for _ in range(3 * EXACT):
+        for node in draw.sample(nodes, 3):  # they are used, some while a request holds them
+            now += 1
+            node.last_access_time = now
+            if node in leaves and draw.random() < 0.5:
+                leaves.discard(node)
+                leaves.add(node)
+        expected = min((node for node in nodes if node in leaves), key=own)
+        assert evict(leaves, claims=claims) is expected
+
+
+def test_recency_alone_looks_at_claimed_leaves_too() -> None:
+    leaves, nodes = made(4 * EXACT, values=True)
+    for _ in range(EXACT):
+        expected = min((node for node in nodes if node in leaves), key=own)
+        assert evict(leaves, claims=False) is expected
+
+
+def test_claimed_leaves_that_leave_are_among_the_worst() -> None:
+    leaves, nodes = made(8 * EXACT, values=True)
+    for _ in range(200):  # the pool fills
+        evict(leaves)
+    below: list[float] = []
+    for number in range(400):
+        left = sorted(node.value for node in nodes if node in leaves)
+        victim = evict(leaves)
+        below.append(left.index(victim.value) / len(left))
+        fresh = Leaf(10**6 + number, 1e9 + number, random.random())
+        nodes.append(fresh)
+        leaves.add(fresh)
+    assert sorted(below)[len(below) // 2] < 0.01
+    assert max(below) < 0.1
+
+
+def test_an_unclaimed_leaf_leaves_before_any_claimed_one_however_young() -> None:
+    leaves, _ = made(8 * EXACT, values=True)
+    for _ in range(50):
+        evict(leaves)
+    young = Leaf(10**6, 1e9)
+    leaves.add(young)
+    assert evict(leaves) is young
+
+
+def test_what_an_ended_workflow_has_left_is_looked_at_at_once() -> None:
+    leaves, nodes = made(8 * EXACT, values=True)
+    for _ in range(50):
+        evict(leaves)
+    root = Leaf(10**6, 1e9, 0.0)
+    middle = Leaf(10**6 + 1, 1e9, 0.0, children={0: nodes[-1]})
+    root.children[0] = middle
+    nodes[-1].value = -0.5  # what its order makes of it now
+    leaves.ended(root)
+    assert evict(leaves) is nodes[-1]
+
+
+def test_as_many_are_chosen_as_hold_the_tokens() -> None:
+    leaves, nodes = made(8 * EXACT)
+    leaves.open_round(claims=True, tokens=16 * 1000)
+    assert 1000 <= len(list(leaves)) < 1100
+    leaves.close_round(order)
+    leaves.open_round(claims=True, tokens=10**9)
+    assert len(list(leaves)) == len(nodes)
+    leaves.close_round(order)
+
+
+def test_a_round_that_was_broken_off_loses_nothing() -> None:
+    leaves, nodes = made(4 * EXACT)
+    for _ in range(3):
+        leaves.open_round(claims=True, tokens=16 * EXACT)
+    expected = sorted(nodes, key=own)[:100]
+    assert [evict(leaves) for _ in range(100)] == expected
+
+
+def test_what_comes_and_goes_leaves_nothing_behind() -> None:
+    leaves, nodes = made(EXACT, values=True)
+    plain = [Leaf(10**6 + n, n) for n in range(EXACT)]
+    for number in range(40_000):
+        node = (nodes if number % 2 else plain)[number % EXACT]
+        leaves.add(node)
+        leaves.discard(node)
+    for queue in (leaves._first, leaves._unclaimed):
+        assert len(queue._heap) < 10 * EXACT
+    assert len(leaves._claimed) < 10 * EXACT
+    assert len(leaves._new) < 10 * EXACT
+
+
+def test_ranks_choose_alike() -> None:
+    def run() -> list[int]:
+        leaves, _ = made(6 * EXACT, values=True)
+        return [evict(leaves, tokens=64).id for _ in range(300)]
+
+    assert run() == run()
