@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kvflow.sim.workload import Workload
 
 DEVICE_SIZE, HOST_SIZE = "33%", "67%"
+FILE_WIDTH = 200
+"""Characters of a line that goes to a file: nothing is cut off there."""
 LINK_BYTES_S = 3.4e7
 """Of the CPU engine: loading 2,048 tokens takes it as long as decoding 32, KVFlow's ratio."""
 
@@ -126,6 +128,8 @@ def replay(
     result = circumstances() | _play(sized, workload, folder, console)
     from kvflow.report import replay_tables, write_replay_html
 
+    if not console.is_terminal:
+        console.width = max(console.width, FILE_WIDTH)
     for table in replay_tables(result):
         console.print(table)
     if json_path:

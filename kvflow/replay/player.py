@@ -127,7 +127,7 @@ class _Run:
                 case LLMCall():
                     await self._call(event, thread)
                 case ToolStart():
-                    await self._tool_starts(event, ends.get(event.tool_call), thread)
+                    self._tool_starts(event, ends.get(event.tool_call), thread)
                 case ToolEnd():
                     await self._tool_ends(event, thread)
                 case Spawn():
@@ -137,7 +137,7 @@ class _Run:
                     thread.due_s = max(thread.due_s, self._session.now_s())
                 case _:
                     pass
-        await self._session.say(thread.steps.ends())
+        self._session.say(thread.steps.ends())
 
     def _steps(self, thread: str) -> Steps:
         """A thread of its own is a workflow below the program's, of a type named after its first agent."""
@@ -148,12 +148,12 @@ class _Run:
         agent = next((call.agent for call in calls), thread)
         return Steps(f"{self._workflow_id}/{thread}", f"{workflow_type}/{agent}", self._workflow_id)
 
-    async def _tool_starts(self, event: ToolStart, end: ToolEnd | None, thread: _Thread) -> None:
+    def _tool_starts(self, event: ToolStart, end: ToolEnd | None, thread: _Thread) -> None:
         start_s = max(thread.due_s, self._session.now_s())
         thread.started[event.tool_call] = event, start_s
         if end is not None:
             thread.ends_s[event.tool_call] = start_s + self._player.pace.of_tool(end)
-        await self._session.say(thread.steps.tool(event, "start"))
+        self._session.say(thread.steps.tool(event, "start"))
 
     async def _tool_ends(self, event: ToolEnd, thread: _Thread) -> None:
         start, start_s = thread.started[event.tool_call]
@@ -168,7 +168,7 @@ class _Run:
             end_s=self._session.now_s(),
         )
         self._player.seen.tools.append(record)
-        await self._session.say(thread.steps.tool(start, "end"))
+        self._session.say(thread.steps.tool(start, "end"))
 
     async def _call(self, call: LLMCall, thread: _Thread) -> None:
         base = await self._base(call, thread)

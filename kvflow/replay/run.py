@@ -122,8 +122,9 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
         session = Session(client, running.arm, free=plan.free, began_s=began_s)
         player = Player(session, seen, Contents(*plan.token_ids), plan.pace, plan.page_tokens, answered)
         async with watched(running, client, seen):
-            await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
-            seen.span_s = session.now_s()
+            async with session.telling():
+                await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
+                seen.span_s = session.now_s()
             await counted(running, client, seen)
         if stalled_s is not None:
             await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from kvflow.hints import envelope
+from kvflow.hints.models import MAX_ACTIONS
 from kvflow.replay.arms import Arm
 from kvflow.replay.forcing import forced
 from kvflow.replay.record import CallRecord
@@ -44,15 +47,29 @@ class Session:
         self._client = client
         self._free = free
         self._began_s = began_s
+        self._facts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def now_s(self) -> float:
         """Seconds since the round began."""
         return time.perf_counter() - self._began_s
 
-    async def say(self, *actions: dict[str, Any]) -> None:
-        """Tell facts, if the arm's programs do."""
+    def say(self, *actions: dict[str, Any]) -> None:
+        """Tell facts, if the arm's programs do. As with kvflow's client nobody waits until they have arrived."""
         if self.arm.hints:
-            await self._client.post("/kvflow/v1/events", json=envelope(list(actions)))
+            for action in actions:
+                self._facts.put_nowait(action)
+
+    @contextlib.asynccontextmanager
+    async def telling(self) -> AsyncIterator[None]:
+        """Send facts in the background, in order, those that have gathered at once; at the end all are sent."""
+        sender = asyncio.create_task(self._send())
+        try:
+            yield
+            await self._facts.join()
+        finally:
+            sender.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sender
 
     async def over(self, workflow_id: str) -> None:
         """Close what SGLang calls a session, if the arm's programs have any."""
@@ -89,6 +106,16 @@ class Session:
             last = None
         seen.ended_s = self.now_s()
         return self._answer(last, answer, seen) if last is not None else None
+
+    async def _send(self) -> None:
+        while True:
+            actions = [await self._facts.get()]
+            while not self._facts.empty() and len(actions) < MAX_ACTIONS:
+                actions.append(self._facts.get_nowait())
+            with contextlib.suppress(httpx.HTTPError):  # what is lost is lost, as with kvflow's client
+                await self._client.post("/kvflow/v1/events", json=envelope(actions))
+            for _ in actions:
+                self._facts.task_done()
 
     async def _stream(self, body: dict[str, Any], seen: CallRecord) -> dict[str, Any] | None:
         last: dict[str, Any] | None = None
