@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.cli.ending import ended_by_signals
 from kvflow.errors import KVFlowError
 
 
@@ -30,7 +31,7 @@ def demo(
     console = Console(stderr=as_json)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=console) as bar:
+        with ended_by_signals(), Progress(*columns, console=console) as bar:
             task = bar.add_task("starting", total=None)
 
             def show(text: str, done: int, total: int) -> None:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.cli.ending import ended_by_signals
 from kvflow.cli.reading import check_folders, read, told_as_usage, write
 from kvflow.errors import ConfigError, KVFlowError
 
@@ -146,7 +147,7 @@ def _play(plans: Sequence[Plan], workload: Workload, folder: Path, console: Cons
     try:
         for plan in plans:
             own = folder / f"{plan.load.at_once or 'all'}-at-once"
-            with _progress(console) as progress:
+            with ended_by_signals(), _progress(console) as progress:
                 played.append((plan, play(plan, workload, own, progress)))
     except KVFlowError as error:
         console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)

@@ -50,8 +50,11 @@ class Plan:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain form, for the result."""
-        return asdict(self)
+        """Plain form, for the result; of the model's path only the last part, since the rest says nothing elsewhere."""
+        plain = asdict(self)
+        if self.engine is not None and Path(self.engine.model).is_absolute():
+            plain["engine"]["model"] = Path(self.engine.model).name
+        return plain
 
 
 Progress = Callable[[str, int, int], None]
