@@ -18,7 +18,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,12 @@ import httpx
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from play import Runner  # noqa: E402
+from replaying import play as play_on  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.patches.cpu.launch import ServerProcess, launch_server  # noqa: E402
 from kvflow.patches.cpu.model import build_model  # noqa: E402
+from kvflow.replay.player import Pace  # noqa: E402
 from kvflow.sim import Profile, SimSettings, Waits, load_profile, simulate  # noqa: E402
 from kvflow.sim.fit import fit  # noqa: E402
 from kvflow.sim.measure import MeasureSettings, measure  # noqa: E402
@@ -81,15 +81,12 @@ async def play(server: ServerProcess, work: list[Program]) -> dict[str, float]:
         while (await client.post("/flush_cache")).status_code != httpx.codes.OK:
             await asyncio.sleep(0.1)
         await client.get("/kvflow/v1/stats", params={"reset": True})
-        runner, supply = Runner(client, PAGE_TOKENS, longest_s=LONGEST_TOOL_S), enumerate(work)
-        began_s = time.perf_counter()
-        await asyncio.gather(*(runner.work(supply) for _ in range(AT_ONCE)))
-        span_s = time.perf_counter() - began_s
+        seen = await play_on(client, work, Pace(max_gap_s=LONGEST_TOOL_S, tool_s=0.0), hints=True, at_once=AT_ONCE)
         await asyncio.sleep(0.5)
         counters = (await client.get("/kvflow/v1/stats")).json()["total"]
-    seen = runner.observed
-    counters["recomputed_tokens"] = seen.accounting.counters.recomputed_tokens
-    return numbers(counters, seen.ttft_s, [*seen.completion_s.values()], span_s)
+    counters["recomputed_tokens"] = sum(call.recomputed_tokens for call in seen.calls)
+    ttft_s = [(call.first_s or call.ended_s) - call.asked_s for call in seen.calls]
+    return numbers(counters, ttft_s, [flow.ended_s - flow.started_s for flow in seen.workflows], seen.span_s)
 
 
 def numbers(

@@ -20,7 +20,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,15 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from bench_prefetch import decode_s, token_bytes  # noqa: E402
-from play import Runner, scaled  # noqa: E402
+from replaying import play as play_on  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.patches.cpu.launch import ServerProcess, launch_server  # noqa: E402
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE  # noqa: E402
 from kvflow.patches.cpu.model import build_model  # noqa: E402
+from kvflow.replay.player import Pace  # noqa: E402
+from kvflow.replay.scaling import scaled  # noqa: E402
+from kvflow.replay.work import live_tokens, longest_request  # noqa: E402
 from kvflow.sim import load_profile  # noqa: E402
 from kvflow.sim.measures import quantile  # noqa: E402
 from kvflow.sim.workload import read_workload  # noqa: E402
@@ -85,24 +87,11 @@ def mixed(count: int) -> list[Program]:
     return [program for group in zip(*made, strict=True) for program in group][:count]
 
 
-def live_tokens(work: list[Program]) -> int:
-    """What the programs hold together when each agent's context is at its longest; fixed prompts of a role once."""
-    fixed: dict[tuple[str, str], int] = {}
-    tails: dict[tuple[int, str], int] = {}
-    for number, program in enumerate(work):
-        for call in program.calls:
-            shared = call.fixed_tokens or 0
-            role, own = (program.start.type, call.agent), (number, call.agent)
-            fixed[role] = max(fixed.get(role, 0), shared)
-            tails[own] = max(tails.get(own, 0), call.prompt.tokens + call.output_tokens - shared)
-    return sum(fixed.values()) + sum(tails.values())
-
-
 def sizes_of(work: list[Program], device: float, host: float, model: Path, folder: Path) -> Sizes:
     """Tiers as shares of the live contexts, and the link's speed."""
     bytes_s = LINK_TOKENS * token_bytes(model) / decode_s(model, folder)
     costs = asdict(load_profile("cpu").costs) | {"load_token_s": token_bytes(model) / bytes_s}
-    longest = max(call.prompt.tokens + call.output_tokens for program in work for call in program.calls)
+    longest = longest_request(work)
     live = live_tokens(work)
     return Sizes(
         device_tokens=max(int(device * live), 2 * longest) // PAGE_TOKENS * PAGE_TOKENS,
@@ -128,25 +117,19 @@ async def play(arm: Arm, server: ServerProcess, work: list[Program]) -> dict[str
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits, trust_env=False) as client:
         warm = {"input_ids": [9] * 64, "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
         (await client.post("/generate", json=warm)).raise_for_status()
-        runner, supply = Runner(client, PAGE_TOKENS, hints=arm.hints, longest_s=LONGEST_S), enumerate(work)
-        began_s = time.perf_counter()
-        await asyncio.gather(*(runner.work(supply) for _ in work))
-        span_s = time.perf_counter() - began_s
+        seen = await play_on(client, work, Pace(max_gap_s=LONGEST_S, tool_s=0.0), hints=arm.hints)
         stats: dict[str, Any] = {}
         if arm.hints:
             stats = (await client.get("/kvflow/v1/stats")).raise_for_status().json()["total"]
             status = (await client.get("/kvflow/v1/status")).raise_for_status().json()
             stats["degraded"] = [replica["degraded"] for replica in status["replicas"]]
-    seen = runner.observed
-    answers = hash(tuple(sorted(seen.answers.items())))
-    counters = seen.accounting.counters
     return {
-        "completion_s": seen.completion_s,
-        "ttft_s": statistics.fmean(seen.ttft_s),
-        "span_s": span_s,
-        "recomputed_tokens": counters.recomputed_tokens,
-        "prompt_tokens": counters.prompt_tokens,
-        "answers": answers,
+        "completion_s": {flow.workflow: flow.completion_s for flow in seen.workflows},
+        "ttft_s": statistics.fmean((call.first_s or call.ended_s) - call.asked_s for call in seen.calls),
+        "span_s": seen.span_s,
+        "recomputed_tokens": sum(call.recomputed_tokens for call in seen.calls),
+        "prompt_tokens": sum(call.prompt_tokens for call in seen.calls),
+        "answers": seen.answers,
         "stats": stats,
     }
 
@@ -213,7 +196,7 @@ def main() -> None:
         work = mixed(options.programs)
     else:
         drawn = read_workload([options.trace]).drawn(0, options.programs)
-        work = [scaled(program, options.factor) for program in drawn]
+        work = [scaled(program, options.factor, options.factor) for program in drawn]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build_model(folder / "model")
