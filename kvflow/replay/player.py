@@ -137,7 +137,7 @@ class _Run:
                     thread.due_s = max(thread.due_s, self._session.now_s())
                 case _:
                     pass
-        self._session.say(thread.steps.ends())
+        self._session.say(self._workflow_id, thread.steps.ends())
 
     def _steps(self, thread: str) -> Steps:
         """A thread of its own is a workflow below the program's, of a type named after its first agent."""
@@ -153,7 +153,7 @@ class _Run:
         thread.started[event.tool_call] = event, start_s
         if end is not None:
             thread.ends_s[event.tool_call] = start_s + self._player.pace.of_tool(end)
-        self._session.say(thread.steps.tool(event, "start"))
+        self._session.say(self._workflow_id, thread.steps.tool(event, "start"))
 
     async def _tool_ends(self, event: ToolEnd, thread: _Thread) -> None:
         start, start_s = thread.started[event.tool_call]
@@ -168,7 +168,7 @@ class _Run:
             end_s=self._session.now_s(),
         )
         self._player.seen.tools.append(record)
-        self._session.say(thread.steps.tool(start, "end"))
+        self._session.say(self._workflow_id, thread.steps.tool(start, "end"))
 
     async def _call(self, call: LLMCall, thread: _Thread) -> None:
         base = await self._base(call, thread)

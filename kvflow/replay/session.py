@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from kvflow.client.outbox import LINGER_S
 from kvflow.hints import envelope
 from kvflow.hints.models import MAX_ACTIONS
 from kvflow.replay.arms import Arm
@@ -47,17 +48,21 @@ class Session:
         self._client = client
         self._free = free
         self._began_s = began_s
-        self._facts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._facts: list[tuple[str, dict[str, Any]]] = []
+        self._told = asyncio.Event()
 
     def now_s(self) -> float:
         """Seconds since the round began."""
         return time.perf_counter() - self._began_s
 
-    def say(self, *actions: dict[str, Any]) -> None:
-        """Tell facts, if the arm's programs do. As with kvflow's client nobody waits until they have arrived."""
+    def say(self, workflow_id: str, action: dict[str, Any]) -> None:
+        """Tell a fact, if the arm's programs do: with the workflow's next request, or by itself if there is none soon.
+
+        As with kvflow's client nobody waits until it has arrived.
+        """
         if self.arm.hints:
-            for action in actions:
-                self._facts.put_nowait(action)
+            self._facts.append((workflow_id, action))
+            self._told.set()
 
     @contextlib.asynccontextmanager
     async def telling(self) -> AsyncIterator[None]:
@@ -65,7 +70,8 @@ class Session:
         sender = asyncio.create_task(self._send())
         try:
             yield
-            await self._facts.join()
+            while self._facts:
+                await asyncio.sleep(LINGER_S)
         finally:
             sender.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -95,7 +101,7 @@ class Session:
             body |= extra
         body["sampling_params"] = sampling
         if self.arm.hints:
-            body["kv_hints"] = envelope(hints)
+            body["kv_hints"] = envelope([*self._riders(workflow_id, MAX_ACTIONS - len(hints)), *hints])
         if self.arm.sessions:
             body["session_id"] = workflow_id
         seen.prompt_tokens = len(prompt)
@@ -109,13 +115,22 @@ class Session:
 
     async def _send(self) -> None:
         while True:
-            actions = [await self._facts.get()]
-            while not self._facts.empty() and len(actions) < MAX_ACTIONS:
-                actions.append(self._facts.get_nowait())
-            with contextlib.suppress(httpx.HTTPError):  # what is lost is lost, as with kvflow's client
-                await self._client.post("/kvflow/v1/events", json=envelope(actions))
-            for _ in actions:
-                self._facts.task_done()
+            await self._told.wait()
+            await asyncio.sleep(LINGER_S)
+            batch = [action for _, action in self._facts[:MAX_ACTIONS]]
+            del self._facts[:MAX_ACTIONS]
+            if not self._facts:
+                self._told.clear()
+            if batch:
+                with contextlib.suppress(httpx.HTTPError):  # what is lost is lost, as with kvflow's client
+                    await self._client.post("/kvflow/v1/events", json=envelope(batch))
+
+    def _riders(self, workflow_id: str, most: int) -> list[dict[str, Any]]:
+        """Take a workflow's facts that have not been sent, for its request to bring them along."""
+        own = [fact for fact in self._facts if fact[0] == workflow_id][:most]
+        taken = {id(action) for _, action in own}
+        self._facts = [fact for fact in self._facts if id(fact[1]) not in taken]
+        return [action for _, action in own]
 
     async def _stream(self, body: dict[str, Any], seen: CallRecord) -> dict[str, Any] | None:
         last: dict[str, Any] | None = None
