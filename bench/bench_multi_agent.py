@@ -1,8 +1,8 @@
 """Multi-agent programs: logs of agents that hand work to each other, replayed with their step graphs.
 
 Every agent's context is one claim of its workflow; the graph is learned from traffic, as for a program that declares
-none. Programs start at once; contexts and answers are scaled down on the CPU engine, since prompts of such logs grow to
-tens of thousands of tokens. Tools without a recorded time take half a second.
+none. So many programs run at once, and another begins when one ends, since such logs differ much in length. Contexts and
+answers are scaled down on the CPU engine. Tools without a recorded time take half a second.
 
 Usage: python bench/bench_multi_agent.py LOGS… [--profile gpu] [--arms …] [options of kvflow replay]
 """
@@ -18,8 +18,16 @@ sys.path.insert(0, str(HERE))
 from replaying import Preset, parser, run  # noqa: E402
 
 OPTIONS: dict[str, dict[str, str | int | float]] = {
-    "cpu": {"programs": 24, "scale": 0.1, "time-scale": 0.1, "max-gap": 5, "tool-s": 0.5, "rounds": 2},
-    "gpu": {"programs": 64, "max-gap": 60, "tool-s": 0.5, "rounds": 1, "page-tokens": 64},
+    "cpu": {
+        "programs": 40,
+        "concurrency": 10,
+        "scale": 0.1,
+        "time-scale": 0.1,
+        "max-gap": 5,
+        "tool-s": 0.5,
+        "rounds": 2,
+    },
+    "gpu": {"programs": 128, "concurrency": 48, "max-gap": 60, "tool-s": 0.5, "rounds": 1, "page-tokens": 64},
 }
 
 
