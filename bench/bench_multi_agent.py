@@ -1,8 +1,8 @@
 """Multi-agent programs: logs of agents that hand work to each other, replayed with their step graphs.
 
 Every agent's context is one claim of its workflow; the graph is learned from traffic, as for a program that declares
-none. So many programs run at once, and another begins when one ends, since such logs differ much in length. Contexts and
-answers are scaled down on the CPU engine. Tools without a recorded time take half a second.
+none. So many programs run at once, and another begins when one ends, since such logs differ much in length. Contexts
+and answers are scaled down on the CPU engine. Tools without a recorded time take half a second.
 
 Usage: python bench/bench_multi_agent.py LOGS… [--profile gpu] [--arms …] [options of kvflow replay]
 """
