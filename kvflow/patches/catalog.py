@@ -208,13 +208,7 @@ SEAMS: tuple[Seam, ...] = (
         Feature.EVICTION,
         "Remembers the worst of what a round has looked at for the next one.",
     ),
-    _override(
-        "tree.reset",
-        f"{_TREE}.reset",
-        ("self",),
-        Feature.EVICTION,
-        "Keeps evictable leaves in sets of which a round looks at a part.",
-    ),
+    _override("tree.reset", f"{_TREE}.reset", ("self",), Feature.EVICTION, "Keeps leaves in sets looked at in parts."),
     _override(
         "tree.host_round",
         f"{_TREE}.drive_host_eviction",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.play import scaled
+from kvflow.replay.scaling import scaled
 from kvflow.sim import SimSettings, load_profile, simulate
 from kvflow.trace import Program, SynthOptions, ToolEnd, programs, synthetic_trace
 from kvflow.trace.synth import KINDS
@@ -20,7 +20,7 @@ def made(kind: str) -> list[Program]:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_call_has_a_tenth_of_its_tokens(kind: str) -> None:
     for program in made(kind):
-        small = scaled(program, FACTOR)
+        small = scaled(program, FACTOR, FACTOR)
         assert [call.call for call in small.calls] == [call.call for call in program.calls]
         for before, after in zip(program.calls, small.calls, strict=True):
             assert after.prompt.tokens == pytest.approx(FACTOR * before.prompt.tokens, abs=40)
@@ -32,14 +32,14 @@ def test_every_call_has_a_tenth_of_its_tokens(kind: str) -> None:
 def test_no_prompt_keeps_more_than_there_was(kind: str) -> None:
     for program in made(kind):
         contexts: dict[str, int] = {}
-        for call in scaled(program, FACTOR).calls:
+        for call in scaled(program, FACTOR, FACTOR).calls:
             if call.prompt.base is not None:
                 assert call.prompt.keep_tokens <= contexts[call.prompt.base]
             contexts[call.call] = call.prompt.tokens + call.output_tokens
 
 
 def test_what_workflows_share_they_still_share() -> None:
-    work = [scaled(program, FACTOR) for program in made("react")]
+    work = [scaled(program, FACTOR, FACTOR) for program in made("react")]
     settings = SimSettings(policy="lru", device_tokens=1_000_000, concurrency=1, page_tokens=16)
     counters = simulate(work, load_profile("a100"), settings).counters
     assert counters.hit_tokens["device"] > 0.4 * counters.prompt_tokens
@@ -49,6 +49,6 @@ def test_tools_take_a_tenth_of_their_time() -> None:
     for program in made("react"):
         before, after = (
             [event.seconds for events in one.threads.values() for event in events if isinstance(event, ToolEnd)]
-            for one in (program, scaled(program, FACTOR))
+            for one in (program, scaled(program, FACTOR, FACTOR))
         )
         assert after == [None if seconds is None else pytest.approx(FACTOR * seconds) for seconds in before]
