@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ TRACES = os.environ.get("KVFLOW_TEST_TRACES")
 
 
 def synthetic(kind: str = "react", workflows: int = SESSIONS) -> Workload:
-    options = SynthOptions(workflows=workflows, seed=4, fixed_tokens=256, task_tokens=64, output_tokens=24, turns=4)
+    options = SynthOptions(workflows=workflows, seed=4, fixed_tokens=256, task_tokens=64, output_tokens=12, turns=3)
     return Workload(list(programs(synthetic_trace(kind, options)[1])))
 
 
@@ -107,18 +108,17 @@ def test_recorded_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> N
     check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace)
 
 
-def test_rounds_that_are_over_are_not_played_again(tmp_path: Path) -> None:
-    workload, plan = synthetic(workflows=4), plan_of(tmp_path)
+def test_rounds_that_are_over_are_not_played_again(server: Server, tmp_path: Path) -> None:
+    workload, plan = synthetic(workflows=4), plan_of(tmp_path, f"here={server.url}", free=True)
     (first,) = played(plan, workload, tmp_path)
-    kept = tmp_path / "rounds" / "round-0-lru.json"
+    kept = tmp_path / "rounds" / "round-0-here.json"
     written = kept.stat().st_mtime_ns
-    more = Plan(arms=plan.arms, engine=plan.engine, load=plan.load, pace=plan.pace, rounds=2)
-    again, second = played(more, workload, tmp_path)
+    again, second = played(replace(plan, rounds=2), workload, tmp_path)
     assert again == first
     assert kept.stat().st_mtime_ns == written
     assert (second.index, second.seed) == (1, 1)
     with pytest.raises(ConfigError, match="holds rounds of another replay"):
-        played(plan_of(tmp_path, free=True), workload, tmp_path)
+        played(replace(plan, free=False), workload, tmp_path)
 
 
 def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
