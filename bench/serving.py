@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from kvflow.patches.cpu import tokenizer
 from kvflow.patches.cpu.launch import launch_server
-from kvflow.patches.cpu.model import ModelSpec, build_model, llama_config
+from kvflow.patches.cpu.model import build_model
+from kvflow.replay.engines import GPU_FLAGS, write_geometry
 
-LLAMA_8B = ModelSpec(
-    hidden_size=4096, intermediate_size=14336, layers=32, heads=32, kv_heads=8, max_position=65536, dtype="bfloat16"
-)
-"""But for the vocabulary, which is that of the byte tokenizer: a prefill computes one row of logits."""
-GPU_FLAGS = ("--load-format", "dummy", "--sampling-backend", "pytorch", "--grammar-backend", "none")
 READY_S = 600.0
 
 
@@ -46,17 +40,10 @@ def serve(options: argparse.Namespace, flags: Sequence[str], env: Mapping[str, s
         if device == "cpu":
             build_model(model)
         else:
-            _write_geometry(model)
+            write_geometry(model)
             flags = [*flags, *GPU_FLAGS]
         server = launch_server(
             model, log_path=Path(folder) / "log", extra_args=flags, env=env, device=device, timeout_s=READY_S
         )
         with server as started, httpx.Client(base_url=started.url, timeout=600) as client:
             yield client
-
-
-def _write_geometry(folder: Path) -> None:
-    """Write a configuration and a tokenizer; SGLang makes the weights up (speed does not depend on them)."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(llama_config(LLAMA_8B)))
-    tokenizer.write_tokenizer(folder, max_position=LLAMA_8B.max_position)

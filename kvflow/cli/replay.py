@@ -65,7 +65,7 @@ def replay(
     rate: Annotated[float | None, typer.Option(min=0, help="Programs that arrive a minute. Default: all at once.")] = (
         None
     ),
-    scale: Annotated[float, typer.Option(min=0, help="Factor of contexts and answers.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0.0001, help="Factor of contexts and answers.")] = 1.0,
     time_scale: Annotated[float, typer.Option(min=0, help="Factor of tools and pauses.")] = 1.0,
     max_gap: Annotated[float, typer.Option(min=0, help="Longest tool or pause that is kept, in seconds.")] = 600.0,
     tool_s: Annotated[float, typer.Option(min=0, help="Duration of tools whose time is not recorded.")] = 1.0,
@@ -113,8 +113,8 @@ def replay(
             page_tokens=page_tokens,
             timeout_s=timeout,
         )
-        plans = [replace(plan, load=replace(load, at_once=at_once)) for at_once in sorted(concurrency or [0])]
-        plans = [replace(each, load=replace(each.load, at_once=each.load.at_once or None)) for each in plans]
+        loads: list[int | None] = [*sorted(concurrency)] if concurrency else [None]
+        plans = [replace(plan, load=replace(load, at_once=at_once)) for at_once in loads]
         sized = []
         found, own = all(each.url for each in arms), launch is not None
         for each in plans:

@@ -52,7 +52,7 @@ class Sizes:
 def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """A tiny random model on the CPU engine, which is built in a folder."""
     model = build_model(folder / "model")
-    own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *shlex.split(flags))
+    own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *_words(flags, "--flags"))
     costs = asdict(load_profile("cpu").costs)  # what kvflow's predictions are weighed with; the defaults suit a GPU
     env: dict[str, str] = {}
     if sizes.link_bytes_s:
@@ -66,7 +66,7 @@ def gpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """The geometry of Llama 3.1 8B on a GPU; SGLang makes the weights up, on which speed does not depend."""
     model = folder / "llama-8b"
     write_geometry(model)
-    own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *shlex.split(flags))
+    own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *_words(flags, "--flags"))
     return Engine(model=str(model), device="cuda", flags=own, host_flags=sizes.host_flags)
 
 
@@ -78,9 +78,9 @@ def user_engine(launch: str, sizes: Sizes | None) -> Engine:
         sizes: of the tiers; None to leave them to the flags.
 
     Raises:
-        ConfigError: there is no model among the flags.
+        ConfigError: there is no model among the flags, or a quotation is open.
     """
-    words = shlex.split(launch)
+    words = _words(launch, "--launch")
     model, words = _taken(words, "--model-path", "--model")
     if model is None:
         raise ConfigError("--launch has no --model-path: give the flags of sglang.launch_server")
@@ -94,6 +94,13 @@ def write_geometry(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(llama_config(LLAMA_8B)))
     tokenizer.write_tokenizer(folder, max_position=LLAMA_8B.max_position)
+
+
+def _words(text: str, option: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} cannot be read: {error}") from None
 
 
 def _taken(words: list[str], *names: str) -> tuple[str | None, list[str]]:

@@ -7,10 +7,8 @@ from typing import Any
 
 from kvflow.graph import END
 from kvflow.hints import step_action, tool_action
+from kvflow.hints.fields import MAX_NAME
 from kvflow.trace import LLMCall, ToolStart
-
-_NAME_CHARS = 128
-"""Of agents and tools, at most, on the wire."""
 
 
 @dataclass(slots=True)
@@ -26,7 +24,7 @@ class Steps:
     def asks(self, call: LLMCall) -> list[dict[str, Any]]:
         """An agent is about to ask."""
         facts: list[dict[str, Any]] = []
-        agent = call.agent[:_NAME_CHARS]
+        agent = call.agent[:MAX_NAME]
         if agent != self.agent:
             if self.agent is not None:
                 facts.append(self._step(self.agent, "end", None))
@@ -39,9 +37,9 @@ class Steps:
         """An agent's tool starts or ends."""
         return tool_action(
             workflow_id=self.workflow_id,
-            agent=self.agent or start.agent[:_NAME_CHARS],
-            tool=start.tool[:_NAME_CHARS],
-            verb=start.verb[:_NAME_CHARS] if start.verb else None,
+            agent=self.agent or start.agent[:MAX_NAME],
+            tool=start.tool[:MAX_NAME],
+            verb=start.verb[:MAX_NAME] if start.verb else None,
             call_id=start.tool_call,
             event=event,
         )

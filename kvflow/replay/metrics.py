@@ -10,9 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from kvflow.replay.record import CallRecord, Round
-from kvflow.sim.measures import quantile
+from kvflow.sim.measures import quantile, spread
 
 RESAMPLES = 2000
+_SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 PAIRED = ("completion_s", "ttft_s", "latency_s")
 """Measured for each workflow, or its calls on average, and so paired between arms."""
 
@@ -30,11 +31,11 @@ def measures(rounds: Sequence[Round]) -> dict[str, float]:
         "workflows": len(workflows),
         "calls": sum(len(each.calls) for each in rounds),
         "failed_calls": sum(flow.failed_calls for flow in workflows),
-        **_spread("completion", [flow.completion_s for flow in whole]),
-        **_spread("latency", [call.ended_s - call.asked_s for call in calls]),
-        **_spread("ttft", [call.first_s - call.asked_s for call in calls if call.first_s is not None]),
-        **_spread("inter_token", [_inter_token_s(call) for call in calls if call.output_tokens > 1]),
-        **_spread("queue", [call.queue_s for call in calls if call.queue_s is not None]),
+        **spread("completion", [flow.completion_s for flow in whole], **_SHARES),
+        **spread("latency", [call.ended_s - call.asked_s for call in calls], **_SHARES),
+        **spread("ttft", [call.first_s - call.asked_s for call in calls if call.first_s is not None], **_SHARES),
+        **spread("inter_token", [_inter_token_s(call) for call in calls if call.output_tokens > 1], **_SHARES),
+        **spread("queue", [call.queue_s for call in calls if call.queue_s is not None], **_SHARES),
         **_spent(rounds),
         "span_s": span_s / len(rounds),
         "workflows_per_h": 3600 * len(whole) / span_s,
@@ -177,14 +178,6 @@ def _spent(rounds: Sequence[Round]) -> dict[str, float]:
         "decoded_s": sum(call.ended_s - (call.first_s or 0.0) for call in calls) / workflows,
         "tools_s": sum(tool.end_s - tool.start_s for each in rounds for tool in each.tools) / workflows,
     }
-
-
-def _spread(name: str, values_s: Sequence[float]) -> dict[str, float]:
-    if not values_s:
-        return {}
-    ordered = sorted(values_s)
-    shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    return {f"{name}_mean_s": fmean(ordered)} | {f"{name}_{k}_s": quantile(ordered, v) for k, v in shares.items()}
 
 
 def _counted(rounds: Sequence[Round]) -> dict[str, float]:

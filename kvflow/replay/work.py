@@ -71,4 +71,4 @@ def live_tokens(programs: Sequence[Program], at_once: int | None = None) -> floa
 
 def longest_request(programs: Sequence[Program]) -> int:
     """Tokens of the longest prompt with its answer."""
-    return max(call.prompt.tokens + call.output_tokens for program in programs for call in program.calls)
+    return max((call.prompt.tokens + call.output_tokens for program in programs for call in program.calls), default=0)

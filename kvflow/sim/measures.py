@@ -36,17 +36,17 @@ def measures_of(result: SimResult) -> dict[str, float]:
         "wall_s": result.wall_s,
         "calls_per_min": 60 * result.calls / max(result.wall_s, 1e-9),
     }
-    measures |= _spread("ttft", times.ttft_s, p50=0.5, p95=0.95, p99=0.99)
-    measures |= _spread("completion", [*result.completion_s.values()], p95=0.95)
-    measures |= _spread("queue", times.queue_s, p95=0.95)
+    measures |= spread("ttft", times.ttft_s, p50=0.5, p95=0.95, p99=0.99)
+    measures |= spread("completion", [*result.completion_s.values()], p95=0.95)
+    measures |= spread("queue", times.queue_s, p95=0.95)
     if result.regret is not None:
         measures |= {f"guard_{name}": value for name, value in asdict(result.regret).items()}
         measures["guard_share"] = result.share if result.share is not None else 0.0
     return measures
 
 
-def _spread(name: str, values_s: Sequence[float], **shares: float) -> dict[str, float]:
-    """Mean and quantiles of durations (``NAME_mean_s``, ``NAME_p95_s``)."""
+def spread(name: str, values_s: Sequence[float], **shares: float) -> dict[str, float]:
+    """Give mean and quantiles of durations in seconds (``NAME_mean_s``, ``NAME_p95_s``)."""
     if not values_s:
         return {}
     ordered = sorted(values_s)
