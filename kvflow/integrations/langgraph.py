@@ -23,7 +23,7 @@ from kvflow.graph import END, START, AgentStepGraph
 
 try:
     from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]
-except ImportError:  # pragma: no cover - told to whoever imports this without LangGraph
+except ImportError:
     raise MissingExtraError("langgraph", "the LangGraph adapter") from None
 
 _ENDS: dict[str, str] = {"__start__": START, "__end__": END}

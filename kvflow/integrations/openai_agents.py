@@ -28,7 +28,7 @@ try:
         Model,
         OpenAIChatCompletionsModel,
     )
-except ImportError:  # pragma: no cover - told to whoever imports this without the SDK
+except ImportError:
     raise MissingExtraError("openai-agents", "the adapter for the OpenAI Agents SDK") from None
 
 

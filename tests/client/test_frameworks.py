@@ -143,8 +143,10 @@ def scripted(asked: list[Any], *answers: list[Any]) -> Any:
             asked.append(kvflow.current())
             return ModelResponse(output=self._answers.pop(0), usage=Usage(), response_id=None)
 
-        def stream_response(self, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError
+        async def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+            for _ in range(2):
+                asked.append(kvflow.current())
+                yield kwargs["piece"]
 
     return Scripted()
 
@@ -194,3 +196,16 @@ def test_agents_ask_as_steps_and_wait_for_their_tools(monkeypatch: pytest.Monkey
 def test_an_agent_without_a_model_needs_a_client() -> None:
     with pytest.raises(TypeError, match="agent 'alone' has no model of its own: give instrument"):
         instrument(Agent(name="alone"))
+
+
+def test_a_streamed_answer_is_of_its_agents_step_and_of_nobody_elses() -> None:
+    asked: list[Any] = []
+    agent = instrument(Agent(name="clerk", model=scripted(asked)))
+
+    async def read() -> list[Any]:
+        return [(piece, kvflow.current()) async for piece in agent.model.stream_response(piece="p")]
+
+    with kvflow.workflow("support") as workflow:
+        pieces = asyncio.run(read())
+        assert [(piece, step.agent) for piece, step in pieces] == [("p", "main")] * 2
+    assert [(step.agent, step.workflow_id) for step in asked] == [("clerk", workflow.id)] * 2
