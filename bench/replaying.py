@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 
 from kvflow.replay.arms import Arm
+from kvflow.replay.connection import Connection
 from kvflow.replay.contents import Contents
 from kvflow.replay.player import Pace, Player, arrive
 from kvflow.replay.record import Round
-from kvflow.replay.session import Session
 from kvflow.trace import Program
 
 ALL_ARMS = (
@@ -90,12 +90,12 @@ async def play(
 ) -> Round:
     """Play programs against a server that runs, in order, so many at once; the model answers what it likes."""
     seen = Round(arm="", index=0, seed=0)
-    session = Session(client, Arm(name="", hints=hints), free=True, began_s=time.perf_counter())
-    player = Player(session, seen, Contents(), pace, page_tokens=16)
-    async with session.telling():
+    connection = Connection(client, Arm(name="", hints=hints), free=True, began_s=time.perf_counter())
+    player = Player(connection, seen, Contents(), pace, page_tokens=16)
+    async with connection.telling():
         arrivals = [(0.0, program, f"{order}:{program.start.workflow}") for order, program in enumerate(work)]
         await arrive(player, arrivals, at_once)
-        seen.span_s = session.now_s()
+        seen.span_s = connection.now_s()
     failed = [call.error for call in seen.calls if call.error]
     if failed:
         raise RuntimeError(f"{len(failed)} calls failed, the first because of: {failed[0]}")

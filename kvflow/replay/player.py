@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from kvflow.engine import Accounting, Tier, digests
+from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
 from kvflow.replay.facts import Steps
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
-from kvflow.replay.session import Answer, Session
 from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ToolEnd, ToolStart
 
 
@@ -56,14 +56,14 @@ class Player:
 
     def __init__(
         self,
-        session: Session,
+        connection: Connection,
         seen: Round,
         contents: Contents,
         pace: Pace,
         page_tokens: int,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
-        self.session = session
+        self.connection = connection
         self.seen = seen
         self.contents = contents
         self.pace = pace
@@ -74,16 +74,16 @@ class Player:
     async def play(self, program: Program, workflow_id: str, arrived_s: float) -> None:
         """Play one program from start to end."""
         run = _Run(self, program, workflow_id)
-        started_s = self.session.now_s()
+        started_s = self.connection.now_s()
         await run.thread(MAIN_THREAD, started_s)
         await asyncio.gather(*run.threads.values())
-        await self.session.over(workflow_id)
+        await self.connection.over(workflow_id)
         self.seen.workflows.append(
             WorkflowRecord(
                 workflow=workflow_id,
                 arrived_s=arrived_s,
                 started_s=started_s,
-                ended_s=self.session.now_s(),
+                ended_s=self.connection.now_s(),
                 failed_calls=run.failed,
             )
         )
@@ -111,7 +111,7 @@ class _Run:
         self.threads: dict[str, asyncio.Task[None]] = {}
         self.failed = 0
         self._player = player
-        self._session = player.session
+        self._connection = player.connection
         self._program = program
         self._workflow_id = workflow_id
         self._contexts: dict[str, asyncio.Future[_Context]] = {}
@@ -134,10 +134,10 @@ class _Run:
                     self.threads[event.child] = asyncio.create_task(self.thread(event.child, thread.due_s))
                 case Join():
                     await self.threads[event.child]
-                    thread.due_s = max(thread.due_s, self._session.now_s())
+                    thread.due_s = max(thread.due_s, self._connection.now_s())
                 case _:
                     pass
-        self._session.say(self._workflow_id, thread.steps.ends())
+        self._connection.say(self._workflow_id, thread.steps.ends())
 
     def _steps(self, thread: str) -> Steps:
         """A thread of its own is a workflow below the program's, of a type named after its first agent."""
@@ -149,31 +149,31 @@ class _Run:
         return Steps(f"{self._workflow_id}/{thread}", f"{workflow_type}/{agent}", self._workflow_id)
 
     def _tool_starts(self, event: ToolStart, end: ToolEnd | None, thread: _Thread) -> None:
-        start_s = max(thread.due_s, self._session.now_s())
+        start_s = max(thread.due_s, self._connection.now_s())
         thread.started[event.tool_call] = event, start_s
         if end is not None:
             thread.ends_s[event.tool_call] = start_s + self._player.pace.of_tool(end)
-        self._session.say(self._workflow_id, thread.steps.tool(event, "start"))
+        self._connection.say(self._workflow_id, thread.steps.tool(event, "start"))
 
     async def _tool_ends(self, event: ToolEnd, thread: _Thread) -> None:
         start, start_s = thread.started[event.tool_call]
         end_s = thread.ends_s[event.tool_call]
-        await asyncio.sleep(end_s - self._session.now_s())
+        await asyncio.sleep(end_s - self._connection.now_s())
         thread.due_s = max(thread.due_s, end_s)
         record = ToolRecord(
             workflow=self._workflow_id,
             thread=thread.name,
             tool=start.tool,
             start_s=start_s,
-            end_s=self._session.now_s(),
+            end_s=self._connection.now_s(),
         )
         self._player.seen.tools.append(record)
-        self._session.say(self._workflow_id, thread.steps.tool(start, "end"))
+        self._connection.say(self._workflow_id, thread.steps.tool(start, "end"))
 
     async def _call(self, call: LLMCall, thread: _Thread) -> None:
         base = await self._base(call, thread)
         thread.due_s += self._player.pace.of_pause(call)
-        await asyncio.sleep(thread.due_s - self._session.now_s())
+        await asyncio.sleep(thread.due_s - self._connection.now_s())
         prompt = base.tokens[: call.prompt.keep_tokens]
         for piece in call.prompt.add:
             prompt.extend(self._player.contents.tokens(piece))
@@ -186,10 +186,10 @@ class _Run:
             thread=thread.name,
             agent=call.agent,
             call=call.call,
-            asked_s=self._session.now_s(),
+            asked_s=self._connection.now_s(),
         )
         seen.late_s = seen.asked_s - thread.due_s
-        answer = await self._session.ask(prompt, recorded, hints, self._workflow_id, seen)
+        answer = await self._connection.ask(prompt, recorded, hints, self._workflow_id, seen)
         known = base.chain[: call.prompt.keep_tokens // self._player.page_tokens]
         self._enter(call, seen, prompt, recorded, answer, known)
         thread.due_s = seen.ended_s
@@ -202,7 +202,7 @@ class _Run:
         future = self._future(base)
         if not future.done():
             await future
-            thread.due_s = max(thread.due_s, self._session.now_s())
+            thread.due_s = max(thread.due_s, self._connection.now_s())
         self._uses[base] -= 1
         if not self._uses[base]:
             del self._contexts[base]  # whole contexts of every call would be a lot of memory
@@ -256,7 +256,7 @@ async def arrive(player: Player, work: list[tuple[float, Program, str]], at_once
     free = asyncio.Semaphore(at_once or len(work) or 1)
 
     async def one(arrival_s: float, program: Program, workflow_id: str) -> None:
-        await asyncio.sleep(arrival_s - player.session.now_s())
+        await asyncio.sleep(arrival_s - player.connection.now_s())
         async with free:
             await player.play(program, workflow_id, arrival_s)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from kvflow.errors import ConfigError
 from kvflow.replay.arms import Arm
+from kvflow.replay.connection import Connection
 from kvflow.replay.contents import HIGH, LOW, Contents
 from kvflow.replay.player import Pace, Player, arrive
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 from kvflow.replay.server import Engine, Running, counted, prepare, serving, watched
-from kvflow.replay.session import Session
 from kvflow.replay.work import Load
 from kvflow.sim.workload import Workload
 
@@ -122,12 +122,12 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
         await prepare(running, client)
         stalled_s = running.stall_s()
         began_s = time.perf_counter()
-        session = Session(client, running.arm, free=plan.free, began_s=began_s)
-        player = Player(session, seen, Contents(*plan.token_ids), plan.pace, plan.page_tokens, answered)
+        connection = Connection(client, running.arm, free=plan.free, began_s=began_s)
+        player = Player(connection, seen, Contents(*plan.token_ids), plan.pace, plan.page_tokens, answered)
         async with watched(running, client, seen):
-            async with session.telling():
+            async with connection.telling():
                 await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
-                seen.span_s = session.now_s()
+                seen.span_s = connection.now_s()
             await counted(running, client, seen)
         if stalled_s is not None:
             await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old

@@ -34,7 +34,7 @@ class Answer:
     cached: dict[str, int]
 
 
-class Session:
+class Connection:
     """Asks a server the way an arm's programs do.
 
     Args:
