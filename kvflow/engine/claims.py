@@ -132,6 +132,7 @@ class Claim:
         steps: steps-to-execution; None when it is not expected to run (again).
         pinned: softly pinned.
         retired: its workflow has ended.
+        ended_s: when, on the control plane's clock.
         probability: that the context is used again; by another request, if there is one that uses it now.
         due_s: when, on the control plane's clock; None if only the steps are known.
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
@@ -150,6 +151,7 @@ class Claim:
     steps: float | None = None
     pinned: bool = False
     retired: bool = False
+    ended_s: float = 0.0
     probability: float = 1.0
     due_s: float | None = None
     since_s: float | None = None
@@ -329,7 +331,7 @@ class ClaimTable:
         for claim in claims.values():
             claim.settle_tail(reused=False)
             claim.set(None)
-            claim.retired = True
+            claim.retired, claim.ended_s = True, self.clock.now_s
             claim.role.settle_end(tokens=claim.tail_tokens)
             if claim.tip is not None:
                 self.on_ended(claim.tip)

@@ -237,7 +237,7 @@ class Coordinator:
             if held in owners.claims:
                 joined = node
                 break
-            owners.hold_tail(held)
+            owners.hold_tail(held, self.claims.clock.now_s)
         tip, held.tip = held.tip, path[0][0]
         held.context_tokens = path[0][1]
         held.tail_tokens = max(0, path[0][1] - fixed_tokens)
@@ -245,19 +245,18 @@ class Coordinator:
         if tip is not None and tip is not joined:
             self._supersede(held, tip, {id(node) for node, _ in path})
 
-    @staticmethod
-    def _supersede(held: Claim, tip: Node, current: set[int]) -> None:
+    def _supersede(self, held: Claim, tip: Node, current: set[int]) -> None:
+        now_s = self.claims.clock.now_s
         node: Node | None = tip
         while node is not None and id(node) not in current and node.owners is not None:
-            node.owners.supersede(held)
+            node.owners.supersede(held, now_s)
             node = node.parent
 
-    @staticmethod
-    def _tag_fixed(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
+    def _tag_fixed(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
         for node, end in reversed(path):
             if end > fixed_tokens:
                 return
-            _owners(node, end).hold_fixed(held)
+            _owners(node, end).hold_fixed(held, self.claims.clock.now_s)
             held.role.tip = node
 
     def answered(self, claim: PromptClaim) -> None:

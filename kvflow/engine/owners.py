@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvflow.engine.claims import Claim, Clock, Role
 from kvflow.policy import Rank, Standing
@@ -73,6 +73,7 @@ class Owners:
         fixed: roles that hold the node in their fixed prompt, or share it among a few of their workflows.
         claims: claims on the node; True where it belongs to the claim's fixed prompt, False in its dynamic tail.
         superseded: it was part of a state that a newer one has replaced.
+        since_s: when a claim was entered last, replaced, or forgotten because it had ended; the control plane's clock.
         pins: commands to keep it, by tenant and tier.
         rank: cached rank, valid while ``rank_version`` equals the version of the clock.
     """
@@ -81,6 +82,7 @@ class Owners:
     fixed: dict[Role, FixedMark] = field(default_factory=dict)
     claims: dict[Claim, bool] = field(default_factory=dict)
     superseded: bool = False
+    since_s: float = 0.0
     pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
     rank: Rank = (0.0, 0.0)
     rank_version: int = -1
@@ -89,7 +91,8 @@ class Owners:
     def copy(self, end_tokens: int) -> Owners:
         """Duplicate for the upper half of a split node, which ends at ``end_tokens``."""
         marks = {role: FixedMark(mark.stamp, mark.first, mark.gap, mark.shared) for role, mark in self.fixed.items()}
-        return Owners(end_tokens, marks, dict(self.claims), self.superseded, dict(self.pins), _prune_at=self._prune_at)
+        claims, pins = dict(self.claims), dict(self.pins)
+        return replace(self, end_tokens=end_tokens, fixed=marks, claims=claims, pins=pins, rank_version=-1)
 
     def pinned(self, now_s: float, *, on_device: bool) -> int | None:
         """Highest priority with which the node is to be kept on its tier; None if nobody said so."""
@@ -107,13 +110,13 @@ class Owners:
         """Whether other workflows have used the node for the same agent."""
         return claim.role in self.fixed or any(other.role is claim.role and other is not claim for other in self.claims)
 
-    def hold_fixed(self, claim: Claim) -> None:
+    def hold_fixed(self, claim: Claim, now_s: float) -> None:
         """Enter a claim whose fixed prompt covers the node, or that shares it with other workflows.
 
         Once a second workflow shares the node, the role alone stands for all of them: it already adds up its
         workflows, and the node's memory stays bounded however many workflows come.
         """
-        self.rank_version = -1
+        self.rank_version, self.since_s = -1, now_s
         role = claim.role
         mark = self.fixed.get(role)
         if mark is None:
@@ -131,24 +134,25 @@ class Owners:
             mark.shared = True
             self.claims.pop(mark.first, None)
 
-    def hold_tail(self, claim: Claim) -> None:
+    def hold_tail(self, claim: Claim, now_s: float) -> None:
         """Enter a claim whose dynamic tail covers the node."""
-        self.rank_version = -1
+        self.rank_version, self.since_s = -1, now_s
         self.superseded = False
         self.claims.setdefault(claim, False)
         self._prune()
 
-    def supersede(self, claim: Claim) -> None:
+    def supersede(self, claim: Claim, now_s: float) -> None:
         """Take a claim off a node that its newer state does not contain."""
         if self.claims.get(claim) is False:
             del self.claims[claim]
-            self.superseded = True
+            self.superseded, self.since_s = True, now_s
             self.rank_version = -1
 
     def _prune(self) -> None:
         """Keep memory bounded, whoever comes: drop what has ended, and beyond a limit roles that nobody claims."""
         if max(len(self.claims), len(self.fixed)) < self._prune_at:
             return
+        self.since_s = self._idle_since_s()
         self.claims = {held: fixed for held, fixed in self.claims.items() if not held.retired}
         idle = [role for role in self.fixed if not role.claims]
         for role in idle[: max(0, len(self.fixed) - _MAX_IDLE_ROLES)]:
@@ -194,12 +198,16 @@ class Owners:
             pinned=pinned,
             retired=not self.superseded and all(map(_for_good, self.claims)) and not self._wanted(),
             superseded=self.superseded,
+            idle_s=clock.now_s - self._idle_since_s(),
             rate_hz=rate_hz,
             next_s=next_s,
             probability=probability,
             context_tokens=context_tokens,
             end_tokens=self.end_tokens,
         )
+
+    def _idle_since_s(self) -> float:
+        return max([self.since_s, *(claim.ended_s for claim in self.claims if claim.retired)])
 
     def _counted(self, claim: Claim) -> bool:
         """Whether the claim's role has added the claim up already."""

@@ -7,18 +7,22 @@ import math
 from kvflow.policy.costs import ServingCosts
 from kvflow.policy.standing import EvictionClass, Leaf, Rank
 
+_FRESH_S = 1.0
+"""Ages are told apart down to this; below, size alone decides."""
+
 
 class CostPolicy:
     """Keep what saves most time per byte.
 
     ``value = (Σ over claims p / t) · saved / bytes``: p the probability of another use, t the expected time to it,
     saved the recompute, or the load if the next tier has a copy. Below all values are contexts of ended workflows,
-    then superseded states, either with the largest leaves first (in powers of two; recency decides between those
-    of about one size), because where others' prompts part from them, small ones are left; then what nobody claims;
-    above those of dynamic tails are fixed prompts, which workflows yet unseen will want too.
+    then superseded states, either by size and time since: where others' prompts part from them, small leaves are left.
+    Then comes what nobody claims; above those of dynamic tails are fixed prompts, which workflows yet unseen will want
+    too.
 
     Source: ours. For one claim, equal costs and certain uses it is Belady's order on expected next uses; the value
-    density is GreedyDual-Size's (Cao and Irani, 1997) with a predicted rate in place of an aged frequency.
+    density is GreedyDual-Size's (Cao and Irani, 1997) with a predicted rate in place of an aged frequency. What is
+    left behind goes by size-adjusted LRU (Aggarwal, Wolf and Yu, 1999): the largest product of size and age first.
     """
 
     name = "cost"
@@ -37,13 +41,10 @@ class CostPolicy:
                 EvictionClass.TAIL if standing.fixed_steps is None else EvictionClass.FIXED,
                 standing.rate_hz * self._costs.saved_token_s(position, backed_up=leaf.backed_up),
             )
-        if standing.retired:
-            return (EvictionClass.RETIRED, _by_size(leaf))
-        return (EvictionClass.SUPERSEDED, _by_size(leaf)) if standing.superseded else (EvictionClass.UNCLAIMED, 0.0)
-
-
-def _by_size(leaf: Leaf) -> float:
-    return -leaf.tokens.bit_length()
+        if standing.retired or standing.superseded:
+            cls = EvictionClass.RETIRED if standing.retired else EvictionClass.SUPERSEDED
+            return (cls, -leaf.tokens * (standing.idle_s + _FRESH_S))
+        return (EvictionClass.UNCLAIMED, 0.0)
 
 
 class BeladyPolicy:

@@ -37,6 +37,7 @@ class Standing:
         pinned: at least one live claim on the node is softly pinned.
         retired: the node has been claimed, and every workflow that did so has ended.
         superseded: every state it was part of has been replaced by a newer one.
+        idle_s: seconds since then, since the last of its workflows ended, or since a prompt used it: the last of them.
         rate_hz: expected uses per second, the sum over claims of probability / time to next use.
         next_s: least expected time to a next use in seconds; None when none is expected.
         probability: that it is used again at all, the largest over its claims.
@@ -49,6 +50,7 @@ class Standing:
     pinned: bool = False
     retired: bool = False
     superseded: bool = False
+    idle_s: float = 0.0
     rate_hz: float = 0.0
     next_s: float | None = None
     probability: float = 0.0

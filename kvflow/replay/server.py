@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from kvflow.client.server import KEEPALIVE_S
 from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import Direction
@@ -64,7 +65,7 @@ class Running:
 
     def client(self, timeout_s: float) -> httpx.AsyncClient:
         """Make a client; each request may take so long."""
-        limits = httpx.Limits(max_connections=4096, max_keepalive_connections=512)
+        limits = httpx.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=KEEPALIVE_S)
         return httpx.AsyncClient(base_url=self.url, timeout=timeout_s, limits=limits, trust_env=False)
 
     def stall_s(self) -> float | None:

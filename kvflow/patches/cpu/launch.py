@@ -25,6 +25,8 @@ HOST = "127.0.0.1"
 STOP_GRACE_S = 10.0
 POLL_S = 0.1
 PROGRESS_S = 5.0
+KEEP_ALIVE_S = 60
+"""SGLang's own 5 s are those of most clients, who then write to a connection just as the server closes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,8 @@ def server_environment(
     """Make the environment `launch_server` starts from.
 
     Inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller says; ``KVFLOW_*``
-    stay. Nothing is looked up on model hubs, and health checks do not generate (they would leave radix nodes).
+    stay. Nothing is looked up on model hubs, health checks do not generate (they would leave radix nodes), and idle
+    connections stay open.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
     environment = (cpu_engine_environment(kept, ranks=ranks) if device == "cpu" else kept) | {
@@ -136,6 +139,7 @@ def server_environment(
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        "SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "PYTHONUNBUFFERED": "1",
     }
     if python_path:

@@ -298,6 +298,32 @@ def test_what_was_superseded_counts_again_once_a_prompt_comes_back_to_it(coordin
     assert class_of(coordinator, new[0][0]) is EvictionClass.SUPERSEDED
 
 
+def test_a_node_is_idle_since_it_was_superseded_or_the_last_of_its_workflows_ended(coordinator: Coordinator) -> None:
+    first, second, shared = FakeNode(), FakeNode(), FakeNode()
+    for workflow in ("w1", "w2"):
+        announce(coordinator, workflow, {"critic": 0, "editor": 1})
+    coordinator.tick(10.0)
+    coordinator.tag(claim("w1", "critic"), [(first, 96)], fixed_tokens=0)
+    coordinator.tag(claim("w1", "editor"), [(shared, 64)], fixed_tokens=0)
+    coordinator.tag(claim("w2", "critic"), [(shared, 64)], fixed_tokens=0)
+    coordinator.tick(20.0)
+    coordinator.tag(claim("w1", "critic"), [(second, 80)], fixed_tokens=0)
+    coordinator.tick(30.0)
+    retire(coordinator, "w1")
+    coordinator.tick(45.0)
+    assert coordinator.standing(first).idle_s == 25.0, "superseded at 20"
+    assert coordinator.standing(second).idle_s == 15.0, "its workflow ended at 30"
+    retire(coordinator, "w2")
+    coordinator.tick(46.0)
+    assert coordinator.standing(shared).idle_s == 1.0
+    for number in range(100):
+        announce(coordinator, f"w{number + 3}", {"critic": 0})
+        coordinator.tag(claim(f"w{number + 3}", "critic"), [(shared, 64)], fixed_tokens=0)
+        retire(coordinator, f"w{number + 3}")
+    coordinator.tick(50.0)
+    assert coordinator.standing(shared).idle_s == 4.0, "workflows that are forgotten have ended, too"
+
+
 def test_another_agent_keeps_what_one_has_left_behind(coordinator: Coordinator) -> None:
     old, new = chain(64), chain(64)
     announce(coordinator, "w1", {"coder": 0, "critic": 1})

@@ -43,11 +43,14 @@ def test_cost_knows_that_deep_tokens_take_longer_to_compute() -> None:
 
 
 @pytest.mark.parametrize("state", ["retired", "superseded"])
-def test_cost_evicts_the_largest_of_what_is_over_and_leaves_those_of_about_one_size_to_recency(state: str) -> None:
+def test_cost_weighs_size_against_age_in_what_is_over(state: str) -> None:
     policy = make_policy("cost", ServingCosts())
-    over = Standing(**{state: True})
-    large, larger, small = (policy.rank(Leaf(standing=over, tokens=tokens)) for tokens in (1100, 2000, 900))
-    assert large == larger < small
+
+    def rank(tokens: int, idle_s: float) -> tuple[float, float]:
+        return policy.rank(Leaf(standing=Standing(**{state: True}, idle_s=idle_s), tokens=tokens))
+
+    assert rank(2000, 60) < rank(1000, 60) < rank(1000, 20) < rank(100, 60)
+    assert rank(2000, 0) < rank(1000, 0), "what has just ended goes by size"
 
 
 def test_steps_evicts_the_agent_furthest_from_running_and_fixed_prompts_after_tails() -> None:
