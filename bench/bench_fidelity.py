@@ -32,7 +32,7 @@ from replaying import play as play_on  # noqa: E402
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.patches.cpu.launch import ServerProcess, launch_server  # noqa: E402
 from kvflow.patches.cpu.model import build_model  # noqa: E402
-from kvflow.replay.player import Pace  # noqa: E402
+from kvflow.replay.work import Pace  # noqa: E402
 from kvflow.sim import Profile, SimSettings, Waits, load_profile, simulate  # noqa: E402
 from kvflow.sim.fit import fit  # noqa: E402
 from kvflow.sim.measure import MeasureSettings, measure  # noqa: E402

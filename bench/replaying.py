@@ -15,8 +15,9 @@ import httpx
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import Contents
-from kvflow.replay.player import Pace, Player, arrive
+from kvflow.replay.player import Player, arrive
 from kvflow.replay.record import Round
+from kvflow.replay.work import Pace
 from kvflow.trace import Program
 
 ALL_ARMS = (

@@ -70,6 +70,9 @@ def replay(
     max_gap: Annotated[float, typer.Option(min=0, help="Longest tool or pause that is kept, in seconds.")] = 600.0,
     tool_s: Annotated[float, typer.Option(min=0, help="Duration of tools whose time is not recorded.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of every arm.")] = 2,
+    keep_servers: Annotated[
+        bool, typer.Option("--keep-servers", help="Servers of all arms at once, for many short rounds.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the first round; the next has the next.")] = 0,
     free: Annotated[bool, typer.Option("--free", help="Let the model answer what it likes, as long.")] = False,
     token_ids: Annotated[str, typer.Option(help="Range of token ids prompts are made of.")] = "10:250",
@@ -89,9 +92,8 @@ def replay(
     Example: kvflow replay runs.jsonl.gz --arm lru --arm kvflow --arm 'mine=@kvflow --kvflow-policy steps'
     """
     from kvflow.replay.arms import DEFAULT, parse_arms
-    from kvflow.replay.player import Pace
     from kvflow.replay.run import Plan
-    from kvflow.replay.work import Load
+    from kvflow.replay.work import Load, Pace
 
     console = Console()
     with told_as_usage():
@@ -107,6 +109,7 @@ def replay(
             load=load,
             pace=Pace(max_gap_s=max_gap, tool_s=tool_s),
             rounds=rounds,
+            keep_servers=keep_servers,
             seed=seed,
             free=free,
             token_ids=_range(token_ids),

@@ -47,9 +47,10 @@ def measures(rounds: Sequence[Round]) -> dict[str, float]:
         "recomputed_tokens": sum(call.recomputed_tokens for call in calls),
         "late_p99_s": quantile(sorted(call.late_s for call in calls), 0.99) if calls else 0.0,
     }
-    stalls = [each.stall_s for each in rounds if each.stall_s is not None]
-    if stalls:
-        found["stall_s"] = sum(stalls)
+    for name in ("stall_s", "server_cpu_s", "client_cpu_s"):
+        seen = [value for each in rounds if (value := getattr(each, name)) is not None]
+        if seen:
+            found[name] = sum(seen)
     peaks = [each.peak_memory_bytes for each in rounds if each.peak_memory_bytes is not None]
     if peaks:
         found["peak_memory_bytes"] = max(peaks)

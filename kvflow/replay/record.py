@@ -79,6 +79,8 @@ class Round:
         span_s: from the first arrival to the last end.
         answers: a digest of all that was answered.
         stall_s: time forward passes waited for load-backs; None where nobody measures that.
+        server_cpu_s: processor time of the server's processes; None where they cannot be seen.
+        client_cpu_s: of the clients' process.
         peak_memory_bytes: of the server's processes; None where they cannot be seen.
         stats: what kvflow counted, as in ``/kvflow/v1/stats``; empty without it.
         broken_seams: of the server's kvflow, those that do not hold; None without it.
@@ -90,6 +92,8 @@ class Round:
     span_s: float = 0.0
     answers: str = ""
     stall_s: float | None = None
+    server_cpu_s: float | None = None
+    client_cpu_s: float | None = None
     peak_memory_bytes: int | None = None
     stats: dict[str, object] = field(default_factory=dict)
     broken_seams: list[str] | None = None

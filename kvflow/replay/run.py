@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
@@ -15,10 +16,10 @@ from kvflow.errors import ConfigError
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import HIGH, LOW, Contents
-from kvflow.replay.player import Pace, Player, arrive
+from kvflow.replay.player import Player, arrive
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 from kvflow.replay.server import Engine, Running, counted, prepare, serving, watched
-from kvflow.replay.work import Load
+from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload
 
 
@@ -30,6 +31,7 @@ class Plan:
         arms: the first is the one the others are compared with.
         engine: how servers are launched; None if every arm has a URL.
         rounds: of every arm.
+        keep_servers: the servers of all arms stay up until the end, instead of one at a time for its round.
         seed: of the first round; round n draws programs and arrivals with ``seed + n``, the same for all arms.
         free: let the model answer what it likes.
         token_ids: from the first to below the second.
@@ -42,6 +44,7 @@ class Plan:
     load: Load
     pace: Pace = field(default_factory=Pace)
     rounds: int = 1
+    keep_servers: bool = False
     seed: int = 0
     free: bool = False
     token_ids: tuple[int, int] = (LOW, HIGH)
@@ -82,27 +85,46 @@ def replay(plan: Plan, workload: Workload, folder: Path, progress: Progress) -> 
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
     total = len(plan.arms) * sum(calls.values())
     done: dict[tuple[int, str], Round] = {}
-    for index, arm in _turns(plan):
-        path = folder / f"round-{index}-{arm.name.replace(' ', '-')}.json"
-        before = sum(calls[i] for i, _ in done)
-        if path.exists():
-            done[index, arm.name] = read_round(path)
-            progress(f"round {index + 1} of {plan.rounds}, {arm.name}: played before", before + calls[index], total)
-            continue
-        label = f"round {index + 1} of {plan.rounds}, {arm.name}"
-        progress(f"{label}: starting", before, total)
-        seen = Round(arm=arm.name, index=index, seed=plan.seed + index)
+    with contextlib.ExitStack() as kept:
+        servers = _servers(plan, folder, kept)
+        for index, arm in _turns(plan):
+            path = folder / f"round-{index}-{arm.name.replace(' ', '-')}.json"
+            before = sum(calls[i] for i, _ in done)
+            if path.exists():
+                done[index, arm.name] = read_round(path)
+                progress(f"round {index + 1} of {plan.rounds}, {arm.name}: played before", before + calls[index], total)
+                continue
+            label = f"round {index + 1} of {plan.rounds}, {arm.name}"
+            progress(f"{label}: starting", before, total)
+            seen = Round(arm=arm.name, index=index, seed=plan.seed + index)
 
-        def answered(name: str = label, sofar: int = before, record: Round = seen) -> None:
-            progress(name, sofar + len(record.calls), total)
+            def answered(name: str = label, sofar: int = before, record: Round = seen) -> None:
+                progress(name, sofar + len(record.calls), total)
 
-        with serving(arm, plan.engine, folder) as running:
-            asyncio.run(_play(plan, running, seen, works[index], answered))
-        beside = path.with_suffix(".new")
-        beside.write_text(json.dumps(asdict(seen)))
-        beside.replace(path)
-        done[index, arm.name] = seen
+            with servers(arm) as running:
+                asyncio.run(_play(plan, running, seen, works[index], answered))
+            beside = path.with_suffix(".new")
+            beside.write_text(json.dumps(asdict(seen)))
+            beside.replace(path)
+            done[index, arm.name] = seen
     return list(done.values())
+
+
+def _servers(
+    plan: Plan, folder: Path, kept: contextlib.ExitStack
+) -> Callable[[Arm], contextlib.AbstractContextManager[Running]]:
+    """How rounds come by their servers: each starts its own, or those that were started run on until the end."""
+    started: dict[str, Running] = {}
+
+    def running(arm: Arm) -> contextlib.AbstractContextManager[Running]:
+        server = serving(arm, plan.engine, folder)
+        if not plan.keep_servers:
+            return server
+        if arm.name not in started:
+            started[arm.name] = kept.enter_context(server)
+        return contextlib.nullcontext(started[arm.name])
+
+    return running
 
 
 def read_round(path: Path) -> Round:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,13 @@ async def watched(running: Running, client: httpx.AsyncClient, seen: Round) -> A
         round_task.cancel()
 
     watcher = asyncio.create_task(_watch(running, client, seen, died_of))
+    before_s, own_before_s = _cpu_s(running), time.process_time()
     try:
         yield
+        after_s = _cpu_s(running)
+        if before_s is not None and after_s is not None:
+            seen.server_cpu_s = after_s - before_s
+        seen.client_cpu_s = time.process_time() - own_before_s
     except asyncio.CancelledError:
         if not died:
             raise
@@ -174,7 +179,8 @@ async def _watch(running: Running, client: httpx.AsyncClient, seen: Round, died_
             if running.process.process.poll() is not None:
                 died_of(f"the server has died\n{running.process.log_tail()}")
                 return
-            seen.peak_memory_bytes = max(seen.peak_memory_bytes or 0, _memory_bytes(running.process.process.pid))
+            resident = _summed(running.process.process.pid, lambda process: process.memory_info().rss)
+            seen.peak_memory_bytes = max(seen.peak_memory_bytes or 0, round(resident))
             continue
         try:
             silent = 0 if (await client.get("/health", timeout=10)).is_success else silent + 1
@@ -185,16 +191,23 @@ async def _watch(running: Running, client: httpx.AsyncClient, seen: Round, died_
             return
 
 
-def _memory_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it."""
+def _cpu_s(running: Running) -> float | None:
+    """Processor time a server has taken so far; None where its processes cannot be seen."""
+    if running.process is None:
+        return None
+    return _summed(running.process.process.pid, lambda process: sum(process.cpu_times()[:2]))
+
+
+def _summed(pid: int, measure: Callable[[Any], float]) -> float:
+    """Add something up over a process and all below it."""
     import psutil  # comes with SGLang, and whoever launches servers has that
 
-    total = 0
+    total = 0.0
     with contextlib.suppress(psutil.Error):
         parent = psutil.Process(pid)
         for process in (parent, *parent.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                total += process.memory_info().rss
+                total += measure(process)
     return total
 
 

@@ -9,10 +9,31 @@ from statistics import fmean
 
 from kvflow.replay.scaling import scaled
 from kvflow.sim.workload import Workload
-from kvflow.trace import Program
+from kvflow.trace import LLMCall, Program, ToolEnd
 
 Arrivals = list[tuple[float, Program, str]]
 """Seconds since the round began, the program, and its workflow id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long tools and pauses take.
+
+    Attributes:
+        max_gap_s: none takes longer; people go home.
+        tool_s: a tool whose time is not recorded.
+    """
+
+    max_gap_s: float = 600.0
+    tool_s: float = 1.0
+
+    def of_tool(self, end: ToolEnd) -> float:
+        """Seconds a tool takes."""
+        return min(self.tool_s if end.seconds is None else end.seconds, self.max_gap_s)
+
+    def of_pause(self, call: LLMCall) -> float:
+        """Seconds a client pauses before a call."""
+        return min(call.delay_s or 0.0, self.max_gap_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

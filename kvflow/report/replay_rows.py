@@ -38,6 +38,8 @@ MEASURES = (
     ("workflows_per_h", "workflows per hour", ""),
     ("tokens_per_h", "tokens per hour", ""),
     ("span_s", "a round took", "s"),
+    ("server_cpu_s", "server's processor time", "s"),
+    ("client_cpu_s", "clients' processor time", "s"),
     ("peak_memory_bytes", "server's peak memory", "bytes"),
     ("calls", "calls", ""),
     ("failed_calls", "calls that failed", ""),

@@ -21,10 +21,9 @@ from kvflow.errors import ConfigError, ServerUnavailableError
 from kvflow.replay import run as running
 from kvflow.replay.arms import parse_arms
 from kvflow.replay.engines import Sizes, cpu_engine
-from kvflow.replay.player import Pace
 from kvflow.replay.record import Round
 from kvflow.replay.run import Plan, replay
-from kvflow.replay.work import Load
+from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload, read_workload
 from kvflow.trace import LLMCall, Program, SynthOptions, ToolEnd, ToolStart, programs, synthetic_trace, write_trace
 from tests.e2e.conftest import Server
@@ -96,6 +95,9 @@ def test_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> None:
     assert len(seen.tools) > SESSIONS
     assert seen.peak_memory_bytes is not None
     assert seen.stall_s is not None
+    assert seen.server_cpu_s is not None
+    assert seen.client_cpu_s is not None
+    assert seen.server_cpu_s > seen.client_cpu_s > 0
     device_tokens = sum(call.device_tokens for call in seen.calls)
     assert device_tokens > 0.5 * sum(call.prompt_tokens for call in seen.calls), "forced answers are found cached"
 

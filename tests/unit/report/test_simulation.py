@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from kvflow.report.lines import short_number
 from kvflow.report.simulation_record import Interval, PolicyRecord, Simulation, amount
 from kvflow.report.simulation_rows import cautions, full_rows, headline
 from kvflow.report.verdict import Verdict
+from tests.unit.report.reading import HOSTILE, Page
 
 POLICIES = {"lru": 1.0, "steps": 1.08, "cost": 0.7, "belady": 0.55}
-VOID = {"meta", "link", "img", "br", "hr", "input"}
-HOSTILE = "<script>alert(\"x\")</script>&amp;<img src=x onerror='alert(1)'>"
 
 
 def mean_of(mean: float, half: float) -> dict[str, Any]:
@@ -90,36 +88,6 @@ def document() -> dict[str, Any]:
 @pytest.fixture
 def single() -> dict[str, Any]:
     return make_document(devices=(50,), hosts=(0,))
-
-
-class Page(HTMLParser):
-    """Reads a page and insists on every tag being closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.words: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 @pytest.fixture
@@ -235,9 +203,9 @@ def test_cautions(single: dict[str, Any]) -> None:
 def test_the_page_is_well_formed_and_needs_nothing_else(devices: tuple[int, ...], write: Callable[..., str]) -> None:
     html = write(make_document(devices=devices))
     page = Page(html)
-    ids = [value for name, value in page.attributes if name == "id"]
+    ids = [value for _, name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
-    assert page.tags.count("svg") == page.tags.count("desc") == (2 * 4 if len(devices) > 1 else 2 * 2)
+    assert page.tags["svg"] == page.tags["desc"] == (2 * 4 if len(devices) > 1 else 2 * 2)
     assert not re.search(r"https?://|//[a-z]|@import|url\(", html)
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
     assert "default-src 'none'" in html
@@ -261,7 +229,7 @@ def test_a_gap_that_is_none_is_explained_not_drawn(document: dict[str, Any], wri
         for policy in setup["policies"]:
             policy["gap_closed"] = None
     page = Page(write(document))
-    assert page.tags.count("svg") == 2 * 3
+    assert page.tags["svg"] == 2 * 3
     assert "no gap to close. Device 30,000 (30%): LRU loses nothing here." in page.text
 
 
@@ -284,7 +252,7 @@ def test_everything_a_result_names_is_escaped(document: dict[str, Any], write: C
     document["traces"][0] |= {"name": HOSTILE, "source": HOSTILE, "token_counts": HOSTILE}
     page = Page(write(document))
     assert not {"script", "img"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
 
 
 def test_nothing_at_all_is_a_page_of_notes(write: Callable[..., str]) -> None:
