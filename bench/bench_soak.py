@@ -186,7 +186,7 @@ async def soak(url: str, options: argparse.Namespace) -> tuple[Seen, dict[str, A
     seen = Seen()
     fixed, programs = scripts(options.seed)
     until_s = time.monotonic() + 60 * options.minutes
-    limits = httpx.Limits(max_connections=4 * options.workers, keepalive_expiry=2)
+    limits = httpx.Limits(max_connections=4 * options.workers)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300) as client:
         async with asyncio.TaskGroup() as group:
             for number in range(options.workers):
