@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from by_source import Bench, Servers, enough, programs_of  # noqa: E402
+from by_source import Bench, Servers, enough, plenty, programs_of  # noqa: E402
 
 from kvflow.sim import SimSettings, load_profile, simulate  # noqa: E402
 from kvflow.sim.admission import Admission  # noqa: E402
@@ -71,6 +71,7 @@ def simulated(path: Path, options: argparse.Namespace) -> Servers:
     limit = max(2 * CONCURRENCY, programs_of(workload, options))
     live_tokens = workload.live_tokens(CONCURRENCY, limit)
     fitting = enough(workload.up_to(int(SERVERS[0][0] * live_tokens)), CONCURRENCY)
+    fitting = plenty(fitting, limit)
     return [compared(fitting, limit, server, options) for server in SERVERS]
 
 

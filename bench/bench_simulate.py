@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import simulate_page  # noqa: E402
-from by_source import begun, enough, left_out, options_of, parser_of, programs_of, sources_of, write  # noqa: E402
+from by_source import begun, enough, left_out, options_of, parser_of, plenty, programs_of, sources_of, write  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.policy import POLICIES  # noqa: E402
@@ -131,8 +131,9 @@ def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, 
     Those that are left hold less, so the smallest device is smaller then, and may still reject a few calls; the page
     says how many. To go on until none is rejected would leave little of sources with a few very long programs.
     """
-    kept = workload.up_to(min(setup.device_tokens for setup in servers(workload, options)))
-    return kept, servers(enough(kept, min(CONCURRENCIES)), options)
+    kept = enough(workload.up_to(min(setup.device_tokens for setup in servers(workload, options))), min(CONCURRENCIES))
+    kept = plenty(kept, programs_of(kept, options))
+    return kept, servers(kept, options)
 
 
 def servers(workload: Workload, options: argparse.Namespace) -> list[Setup]:
@@ -154,7 +155,8 @@ def enter(result: dict[str, Any], name: str, made: dict[str, Any]) -> None:
         name,
         {"trace": made["traces"][0], "context_tokens": round(made["context_tokens"]), "setups": []},
     )
-    source |= {"limit": made["settings"]["limit"], "left_out": programs - made["programs"], "git": result["git"]}
+    source |= {"limit": made["settings"]["limit"], "times": made["times"], "git": result["git"]}
+    source["left_out"] = programs - made["programs"] // made["times"]
     for setup in made["setups"]:
         for policy in setup["policies"]:
             measures = policy["measures"]

@@ -128,7 +128,12 @@ def enough(workload: Workload, least: int) -> Workload:
 def programs_of(workload: Workload, options: argparse.Namespace) -> int:
     """How many programs a simulation takes."""
     by_calls = round(options.calls * len(workload.programs) / len(workload.request_tokens))
-    return min(len(workload.programs), options.limit or max(LEAST_PROGRAMS, by_calls))
+    return options.limit or max(LEAST_PROGRAMS, by_calls)
+
+
+def plenty(workload: Workload, programs: int) -> Workload:
+    """A workload of at least so many programs: small sources are played more than once, as new workflows."""
+    return workload.repeated(-(-programs // len(workload.programs)))
 
 
 def write(result: dict[str, Any], path: Path) -> None:

@@ -149,13 +149,15 @@ def _server(setup: SetupRecord) -> str:
 
 def _source(name: str, source: Mapping[str, Any], setups: list[SetupRecord], policies: list[str]) -> list[str]:
     trace = source["trace"]
+    times = source.get("times", 1)
+    again = f", drawn from {times} copies of each with texts of their own" if times > 1 else ""
     left_out = f", {source['left_out']} of them left out as too long" if source["left_out"] else ""
     lines = [
         f"## {name}",
         "",
         f"{trace['source']}: {trace['programs']:,} programs{left_out}, {trace['calls']:,} LLM calls, tokens "
         f"{trace['token_counts']}; longest context of a program {source['context_tokens']:,} tokens on average. "
-        f"{source['limit']:,} programs a simulation.",
+        f"{source['limit']:,} programs a simulation{again}.",
         "",
         f"| at a time | device | host | LRU loses | {' | '.join(policies)} |",
         f"|---:|---:|---:|---:|{'---:|' * len(policies)}",

@@ -60,6 +60,10 @@ def simulate(
     seed: Annotated[list[int] | None, typer.Option(help="Seed of the programs' order; repeatable.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="So many seeds, from 0. Default 3.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Programs per seed; every seed draws others.")] = None,
+    repeat: Annotated[
+        int,
+        typer.Option(min=1, help="Play the traces so many times, each time as new workflows with texts of their own."),
+    ] = 1,
     tool_s: Annotated[float, typer.Option(min=0, help="Median of tool durations the traces lack.")] = 1.0,
     delay_s: Annotated[float, typer.Option(min=0, help="Client time between events the traces lack.")] = 0.0,
     max_delay_s: Annotated[float, typer.Option(min=0, help="Longest recorded pause or tool that is kept.")] = 600.0,
@@ -81,7 +85,7 @@ def simulate(
     console = Console()
     with told_as_usage():
         check_folders(json_path, html)
-        workload = read(traces, console)
+        workload = read(traces, console).repeated(repeat)
         setups = grid(
             workload,
             devices=_sizes(device_tokens or (SWEEP_DEVICES if sweep else DEFAULT_DEVICE)),

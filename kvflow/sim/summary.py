@@ -152,6 +152,7 @@ def document(plan: Plan, workload: Workload, runs: Sequence[Run]) -> dict[str, A
         },
         "profile": plan.profile.model_dump(),
         "programs": len(workload.programs),
+        "times": workload.times,
         "traces": [asdict(file) for file in workload.files],
         "context_tokens": workload.context_tokens,
         "longest_request_tokens": workload.request_tokens[-1],

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kvflow.errors import ConfigError, TraceError
-from kvflow.trace import BadEvent, BadRow, Program, open_trace, programs
+from kvflow.trace import BadEvent, BadRow, Program, open_trace, programs, repeated
 
 _SUFFIXES = {"": 1, "k": 1_000, "M": 1_000_000}
 
@@ -38,10 +38,11 @@ class TraceFile:
 
 @dataclass(frozen=True)
 class Workload:
-    """Programs to run, in the order of their files."""
+    """Programs to run, in the order of their files; ``times`` as many as the files have."""
 
     programs: Sequence[Program]
     files: Sequence[TraceFile] = ()
+    times: int = 1
 
     @cached_property
     def request_tokens(self) -> list[int]:
@@ -75,7 +76,11 @@ class Workload:
             for program in self.programs
             if all(call.prompt.tokens + call.output_tokens <= tokens for call in program.calls)
         ]
-        return Workload(kept, self.files)
+        return Workload(kept, self.files, self.times)
+
+    def repeated(self, times: int) -> Workload:
+        """The same kinds of programs several times over, each time as new workflows."""
+        return Workload(repeated(self.programs, times), self.files, self.times * times)
 
     def drawn(self, seed: int, limit: int | None = None) -> list[Program]:
         """Shuffle the programs, and keep the first ``limit`` of them: every seed draws others."""

@@ -6,6 +6,7 @@ Pure input and output: knows files and events, nothing of engines, predictions o
 from kvflow.trace.importers import FORMATS, import_trace, open_trace
 from kvflow.trace.io import BadRow, OnBadRow, read_header, read_trace, write_trace
 from kvflow.trace.program import BadEvent, Program, programs
+from kvflow.trace.repeat import repeated
 from kvflow.trace.schema import (
     MAIN_THREAD,
     Event,
@@ -52,6 +53,7 @@ __all__ = [
     "programs",
     "read_header",
     "read_trace",
+    "repeated",
     "synthetic_trace",
     "trace_stats",
     "write_trace",

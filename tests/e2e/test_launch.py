@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import random
 import re
@@ -19,6 +21,7 @@ import pytest
 from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
+from tests.e2e.conftest import Server
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text
 from tests.e2e.test_commands import there_and_back
 
@@ -66,6 +69,22 @@ def test_what_would_silently_not_work_is_refused_with_the_reason(
     done = launch(model, *flags, **env)
     assert done.returncode != 0
     assert message in done.stderr.splitlines()[-1]
+
+
+def test_connections_outlive_the_idle_time_of_http_clients(server: Server) -> None:
+    url = httpx.URL(server.url)
+    connection = http.client.HTTPConnection(url.host, url.port or 80, timeout=10)
+    with contextlib.closing(connection):
+        sockets = []
+        for idle_s in (0.0, 5.5):  # httpx and uvicorn both give up after 5 s, and the one writes while the other closes
+            time.sleep(idle_s)
+            connection.request("GET", "/health")
+            sockets.append(connection.sock)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200
+            assert not response.will_close
+        assert sockets[0] is sockets[1]
 
 
 def test_installed_but_off_nothing_of_kvflow_is_there(start: Callable[..., Any]) -> None:

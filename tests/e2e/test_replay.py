@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +21,11 @@ from typer.testing import CliRunner
 from kvflow.cli import app
 from kvflow.errors import ConfigError, ServerUnavailableError
 from kvflow.replay import run as running
-from kvflow.replay.arms import parse_arms
+from kvflow.replay.arms import Arm, parse_arms
 from kvflow.replay.engines import Sizes, cpu_engine
 from kvflow.replay.record import Round
 from kvflow.replay.run import Plan, replay
+from kvflow.replay.server import Running
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload, read_workload
 from kvflow.trace import LLMCall, Program, SynthOptions, ToolEnd, ToolStart, programs, synthetic_trace, write_trace
@@ -88,18 +91,48 @@ def waits(events: list[Any], pace: Pace) -> list[float]:
     return found[1:]
 
 
-def test_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> None:
-    workload, plan = synthetic(), plan_of(tmp_path)
-    (seen,) = played(plan, workload, tmp_path)
-    check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace)
-    assert len(seen.tools) > SESSIONS
+def check_measured(seen: Round) -> None:
+    """What a server started here tells of itself."""
     assert seen.peak_memory_bytes is not None
     assert seen.stall_s is not None
     assert seen.server_cpu_s is not None
     assert seen.client_cpu_s is not None
     assert seen.server_cpu_s > seen.client_cpu_s > 0
+
+
+def test_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> None:
+    workload, plan = synthetic(), plan_of(tmp_path)
+    (seen,) = played(plan, workload, tmp_path)
+    check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace)
+    check_measured(seen)
+    assert len(seen.tools) > SESSIONS
     device_tokens = sum(call.device_tokens for call in seen.calls)
     assert device_tokens > 0.5 * sum(call.prompt_tokens for call in seen.calls), "forced answers are found cached"
+
+
+def test_kept_servers_are_started_once_and_begin_every_round_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, started = running.serving, []
+
+    def counted(arm: Arm, engine: Any, folder: Path) -> Any:
+        @contextlib.contextmanager
+        def server() -> Iterator[Running]:
+            started.append(arm.name)
+            with original(arm, engine, folder) as found:
+                yield found
+
+        return server()
+
+    monkeypatch.setattr(running, "serving", counted)
+    workload, plan = synthetic(workflows=4), plan_of(tmp_path, rounds=2, keep_servers=True)
+    rounds = played(plan, workload, tmp_path)
+    assert started == ["lru"]
+    for seen in rounds:
+        check_reproduced(seen, plan.load.drawn(workload, seen.index), plan.pace)
+        check_measured(seen)
+        (first, *_) = sorted(seen.calls, key=lambda call: call.ended_s)
+        assert first.device_tokens + first.host_tokens == 0
 
 
 @pytest.mark.skipif(TRACES is None, reason="KVFLOW_TEST_TRACES names no folder with recorded traces")

@@ -1,9 +1,14 @@
-"""Reads the pages that reports write."""
+"""Reads the pages and tables that reports write."""
 
 from __future__ import annotations
 
+import io
 from collections import Counter
+from collections.abc import Iterable
 from html.parser import HTMLParser
+
+from rich.console import Console
+from rich.table import Table
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 HOSTILE = "<script>alert(\"x\")</script>&amp;<img src=x onerror='alert(1)'>]]>\x00"
@@ -48,3 +53,12 @@ class Page(HTMLParser):
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.words).split())
+
+
+def printed(tables: Iterable[Table], width: int = 160) -> str:
+    """What tables look like in a terminal."""
+    file = io.StringIO()
+    console = Console(file=file, width=width)
+    for table in tables:
+        console.print(table)
+    return file.getvalue().replace("\xa0", " ")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from kvflow.report import replay_tables, write_replay_html
 from kvflow.report.replay_record import ReplayRecord
 from kvflow.report.replay_rows import cautions, headline
-from tests.unit.report.reading import HOSTILE, Page
+from tests.unit.report.reading import HOSTILE, Page, printed
 
 ARMS = {"lru": 1.0, "lpm": 1.2, "kvflow": 0.5}
 
@@ -94,20 +92,12 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     return written
 
 
-def printed(document: dict[str, Any]) -> str:
-    console = Console(file=io.StringIO(), width=160)
-    for table in replay_tables(document):
-        console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().replace("\xa0", " ")
-
-
 def told(document: dict[str, Any]) -> str:
     return " ".join(cautions(ReplayRecord.read(document)))
 
 
 def test_one_load_gets_a_table_of_everything(document: dict[str, Any]) -> None:
-    text = printed(document)
+    text = printed(replay_tables(document))
     for words in ("24 programs, 24 at once", "workflow completion mean", "0.50 [0.40, 0.60]", "123,456", "0.80"):
         assert words in text
     assert "stalled" not in text, "nobody measured it"
@@ -115,7 +105,7 @@ def test_one_load_gets_a_table_of_everything(document: dict[str, Any]) -> None:
 
 
 def test_several_loads_get_a_line_per_arm() -> None:
-    text = printed(make_document((8, 24)))
+    text = printed(replay_tables(make_document((8, 24))))
     assert text.count("kvflow") == 2
     assert "24 programs, 8 at once" in text
 
@@ -169,21 +159,21 @@ def test_everything_a_result_names_is_escaped(document: dict[str, Any], write: C
     page = Page(write(document))
     assert not {"script", "img"} & page.tags.keys()
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
-    printed(document)
+    printed(replay_tables(document))
 
 
 def test_nothing_at_all_is_a_page_of_notes(write: Callable[..., str]) -> None:
     page = Page(write({}))
     assert "svg" not in page.tags
     assert "no data" in page.text
-    assert printed({}) == ""
+    assert printed(replay_tables({})) == ""
 
 
 @pytest.mark.parametrize("field", list(make_document()))
 def test_any_field_may_be_missing_or_null(field: str, document: dict[str, Any], write: Callable[..., str]) -> None:
     Page(write({key: value for key, value in document.items() if key != field}))
     Page(write(document | {field: None}))
-    printed(document | {field: None})
+    printed(replay_tables(document | {field: None}))
 
 
 @pytest.mark.parametrize("field", ["measures", "against_first", "timeline", "errors", "hints", "name"])
@@ -192,12 +182,12 @@ def test_any_field_of_an_arm_may_be_missing(field: str, document: dict[str, Any]
     for arm in twin["loads"][0]["arms"][1:]:
         del arm[field]
     Page(write(twin))
-    printed(twin)
+    printed(replay_tables(twin))
     for arm in document["loads"][0]["arms"]:
         arm[field] = None
         arm["measures"] = {"completion_mean_s": None, "ttft_mean_s": float("nan")}
     Page(write(document))
-    printed(document)
+    printed(replay_tables(document))
 
 
 def test_the_document_survives_json_and_wrong_types_are_refused(document: dict[str, Any]) -> None:

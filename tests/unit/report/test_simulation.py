@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import re
 import sys
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from kvflow.report import simulation_tables, write_simulation_html
 from kvflow.report.lines import short_number
 from kvflow.report.simulation_record import Interval, PolicyRecord, Simulation, amount
 from kvflow.report.simulation_rows import cautions, full_rows, headline
 from kvflow.report.verdict import Verdict
-from tests.unit.report.reading import HOSTILE, Page
+from tests.unit.report.reading import HOSTILE, Page, printed
 
 POLICIES = {"lru": 1.0, "steps": 1.08, "cost": 0.7, "belady": 0.55}
 
@@ -99,14 +97,6 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     return written
 
 
-def printed(document: dict[str, Any], width: int = 140) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    for table in simulation_tables(document):
-        console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().replace("\xa0", " ")
-
-
 @pytest.mark.parametrize(
     ("relative", "verdict"),
     [
@@ -137,7 +127,7 @@ def test_amounts_are_short() -> None:
 
 
 def test_one_server_gets_a_table_of_everything(single: dict[str, Any]) -> None:
-    text = printed(single)
+    text = printed(simulation_tables(single))
     for word in ("time lost", "10.0 ±3.0", "0.70 ±0.05", "67 %", "evicted device/tail", "12,346", "guard mistakes"):
         assert word in text
     assert "(lru)" in text
@@ -148,7 +138,7 @@ def test_one_server_gets_a_table_of_everything(single: dict[str, Any]) -> None:
 def test_several_servers_get_a_line_per_policy(document: dict[str, Any]) -> None:
     document["setups"][1]["gap_note"] = "Belady loses 1.0% less than LRU"
     document["setups"][2]["policies"][2]["measures"]["rejected"] = mean_of(7, 0)
-    text = printed(document)
+    text = printed(simulation_tables(document))
     assert text.count("cost") == 6
     assert "16 programs at a time, no host tier" in text
     assert "16 programs at a time, host tier 100,000 tokens (100%)" in text
@@ -259,7 +249,7 @@ def test_nothing_at_all_is_a_page_of_notes(write: Callable[..., str]) -> None:
     page = Page(write({}))
     assert page.text.count("no data") == 2
     assert "svg" not in page.tags
-    assert printed({}) == ""
+    assert printed(simulation_tables({})) == ""
 
 
 @pytest.mark.parametrize("field", list(make_document()))
@@ -273,7 +263,7 @@ def test_any_field_of_a_server_may_be_missing(field: str, document: dict[str, An
     for setup in document["setups"][:2]:
         del setup[field]
     Page(write(document))
-    printed(document)
+    printed(simulation_tables(document))
 
 
 @pytest.mark.parametrize("field", ["measures", "relative", "evicted_tokens", "gap_closed", "asked", "oracle"])
@@ -282,7 +272,7 @@ def test_any_field_of_a_policy_may_be_null(field: str, document: dict[str, Any],
         setup["policies"][1][field] = None
         setup["policies"][2]["measures"] = {"lost_s": None, "completion_mean_s": float("nan")}
     Page(write(document))
-    printed(document)
+    printed(simulation_tables(document))
 
 
 def test_the_document_survives_json(document: dict[str, Any]) -> None:

@@ -102,6 +102,16 @@ def test_sizes_can_be_listed_and_given_in_tokens(trace: Path, tmp_path: Path) ->
     assert {run["measures"]["programs"] for run in document["runs"]} == {4}
 
 
+def test_short_traces_can_be_played_more_than_once(trace: Path, tmp_path: Path) -> None:
+    options = (*QUICK, "--policy", "lru", "--seeds", 1)
+    once, twice = (simulated(tmp_path, trace, *options, "--repeat", times) for times in (1, 2))
+    assert (once["times"], twice["times"]) == (1, 2)
+    assert twice["programs"] == 2 * once["programs"]
+    (first, *_), (second, *_) = once["runs"], twice["runs"]
+    assert second["measures"]["programs"] == 2 * first["measures"]["programs"]
+    assert second["measures"]["prompt_tokens"] == 2 * first["measures"]["prompt_tokens"]
+
+
 def test_requests_that_do_not_fit_are_told_of(trace: Path, tmp_path: Path) -> None:
     done = call(trace, *QUICK, "--policy", "lru", "--seeds", 1, "--device-tokens", 4500)
     assert done.exit_code == 0, done.output
