@@ -76,6 +76,10 @@ def replay(
     seed: Annotated[int, typer.Option(help="Of the first round; the next has the next.")] = 0,
     free: Annotated[bool, typer.Option("--free", help="Let the model answer what it likes, as long.")] = False,
     token_ids: Annotated[str, typer.Option(help="Range of token ids prompts are made of.")] = "10:250",
+    prompts: Annotated[
+        str, typer.Option(help="ids: mere token ids. chat: words, in messages, through the model's chat template.")
+    ] = "ids",
+    tokenizer: Annotated[str | None, typer.Option(help="For --prompts chat, if not the launched model's.")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Longest time of one call, in seconds.")] = 600.0,
     folder: Annotated[Path, typer.Option(help="Where rounds are kept; those that are over are not played again.")] = (
         Path(".replay")
@@ -125,7 +129,8 @@ def replay(
             if not found and not (own and device_tokens is None):
                 sizes = _sizes(each, workload, device_tokens or DEVICE_SIZE, host_tokens or HOST_SIZE, link)
             engine = None if found else _engine(launch, profile, folder, sizes, flags)
-            sized.append(replace(each, engine=engine, notes=_notes(each, sizes, workload)))
+            chat = _chat(prompts, tokenizer, engine)
+            sized.append(replace(each, engine=engine, chat=chat, notes=_notes(each, sizes, workload)))
     _show(console, sized)
     if dry_run:
         return
@@ -193,6 +198,21 @@ def _engine(launch: str | None, profile: str, folder: Path, sizes: Sizes | None,
     if profile not in engines:
         raise ConfigError(f"--profile is {profile!r}: give cpu or gpu")
     return engines[profile](folder, sizes, flags)
+
+
+def _chat(prompts: str, tokenizer: str | None, engine: Engine | None) -> str | None:
+    """The model whose chat template is used, if one is."""
+    if prompts not in ("ids", "chat"):
+        raise ConfigError(f"--prompts is {prompts!r}: give ids or chat")
+    if prompts == "ids":
+        return None
+    model = tokenizer or (engine.model if engine else None)
+    if model is None:
+        raise ConfigError("--prompts chat needs the model's tokenizer: give its folder or name by --tokenizer")
+    from kvflow.replay.chat import chat_contents
+
+    chat_contents(model)
+    return model
 
 
 def _notes(plan: Plan, sizes: Sizes | None, workload: Workload) -> dict[str, object]:

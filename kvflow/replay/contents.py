@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Sequence
 
 from kvflow.trace import Piece
 
@@ -20,7 +21,7 @@ class Contents:
     """
 
     def __init__(self, low: int = LOW, high: int = HIGH) -> None:
-        self._ids = range(low, high)
+        self._ids: Sequence[int] = range(low, high)
         self._known: dict[str, array[int]] = {}
 
     def tokens(self, piece: Piece) -> array[int]:
@@ -32,3 +33,10 @@ class Contents:
             known = array("q", random.Random(piece.content).choices(self._ids, k=end))
             self._known[piece.content] = known
         return known[piece.offset : end]
+
+    def prompt(self, base: array[int], pieces: Sequence[Piece]) -> array[int]:
+        """Continue a context, which may be empty, by pieces; shape [tokens of both]."""
+        prompt = base[:]
+        for piece in pieces:
+            prompt.extend(self.tokens(piece))
+        return prompt

@@ -154,9 +154,7 @@ class _Run:
         base = await self._base(call, thread)
         thread.due_s += self._player.pace.of_pause(call)
         await asyncio.sleep(thread.due_s - self._connection.now_s())
-        prompt = base.tokens[: call.prompt.keep_tokens]
-        for piece in call.prompt.add:
-            prompt.extend(self._player.contents.tokens(piece))
+        prompt = self._player.contents.prompt(base.tokens[: call.prompt.keep_tokens], call.prompt.add)
         recorded = array("q")
         if call.output_tokens:
             recorded = self._player.contents.tokens(Piece(call.output, call.output_tokens))

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvflow.errors import ConfigError
 from kvflow.replay.arms import Arm
+from kvflow.replay.chat import chat_contents
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import HIGH, LOW, Contents
 from kvflow.replay.player import Player, arrive
@@ -34,7 +35,8 @@ class Plan:
         keep_servers: the servers of all arms stay up until the end, instead of one at a time for its round.
         seed: of the first round; round n draws programs and arrivals with ``seed + n``, the same for all arms.
         free: let the model answer what it likes.
-        token_ids: from the first to below the second.
+        token_ids: of which prompts are made, from the first to below the second.
+        chat: the model (folder or name) whose words and chat template make the prompts; None for mere token ids.
         timeout_s: a call takes no longer.
         notes: settings that were resolved into the others, for the result.
     """
@@ -48,6 +50,7 @@ class Plan:
     seed: int = 0
     free: bool = False
     token_ids: tuple[int, int] = (LOW, HIGH)
+    chat: str | None = None
     page_tokens: int = 16
     timeout_s: float = 600.0
     notes: dict[str, Any] = field(default_factory=dict)
@@ -57,6 +60,8 @@ class Plan:
         plain = asdict(self)
         if self.engine is not None and Path(self.engine.model).is_absolute():
             plain["engine"]["model"] = Path(self.engine.model).name
+        if self.chat is not None and Path(self.chat).is_absolute():
+            plain["chat"] = Path(self.chat).name
         return plain
 
 
@@ -145,7 +150,7 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
         stalled_s = running.stall_s()
         began_s = time.perf_counter()
         connection = Connection(client, running.arm, free=plan.free, began_s=began_s)
-        player = Player(connection, seen, Contents(*plan.token_ids), plan.pace, plan.page_tokens, answered)
+        player = Player(connection, seen, _contents(plan), plan.pace, plan.page_tokens, answered)
         async with watched(running, client, seen):
             async with connection.telling():
                 await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
@@ -154,6 +159,10 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
         if stalled_s is not None:
             await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old
             seen.stall_s = (running.stall_s() or 0.0) - stalled_s
+
+
+def _contents(plan: Plan) -> Contents:
+    return Contents(*plan.token_ids) if plan.chat is None else chat_contents(plan.chat)
 
 
 def _turns(plan: Plan) -> Iterator[tuple[int, Arm]]:

@@ -21,6 +21,7 @@ import pytest
 from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
+from tests.e2e.command_lines import ended
 from tests.e2e.conftest import Server
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text
 from tests.e2e.test_commands import there_and_back
@@ -30,45 +31,36 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 HOST_TIER = ("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through")
 
 
-def launch(model: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the launch command to its end; for command lines that must not start a server."""
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *flags]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**server_environment(), **env}
-    )
+REFUSED = [
+    (("--enable-kvflow", "--disable-radix-cache"), {}, "--disable-radix-cache"),
+    (("--enable-kvflow", "--tokenizer-worker-num", "2"), {}, "tokenizer-worker-num"),
+    (("--enable-kvflow", "--radix-cache-backend", "mine"), {}, "--radix-cache-backend"),
+    (("--enable-kvflow", "--pp-size", "2"), {}, "--pp-size"),
+    (("--enable-kvflow", "--disaggregation-mode", "prefill"), {}, "disaggregation"),
+    (("--enable-kvflow", "--enable-lmcache"), {}, "--enable-lmcache"),
+    (("--enable-kvflow", "--hicache-host-memory-mode", "buffer_only"), {}, "buffer_only"),
+    (("--enable-kvflow",), {"SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
+    (("--enable-kvflow",), {"KVFLOW_EVICTOIN__POLICY": "lru"}, "KVFLOW_EVICTOIN__POLICY"),
+    (("--enable-kvflow",), {"KVFLOW_EVICTION__POLICY": "newest"}, "'newest' does not exist; choose one of lru, "),
+    (("--enable-kvflow", "--kvflow-policy", "belady"), {}, "needs the future: use it in `kvflow simulate`"),
+    (("--enable-kvflow", "--kvflow-config", "/does/not/exist.yaml"), {}, "not a file"),
+    (("--kvflow-policy", "lru"), {}, "need --enable-kvflow"),
+]
 
 
 def test_help_lists_our_flags(model: Path) -> None:
-    done = launch(model, "--help")
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=server_environment())
     assert "--enable-kvflow" in done.stdout
     assert "--kvflow-policy NAME" in done.stdout
     assert "saga, cost, or one that another package brings" in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("flags", "env", "message"),
-    [
-        (("--enable-kvflow", "--disable-radix-cache"), {}, "--disable-radix-cache"),
-        (("--enable-kvflow", "--tokenizer-worker-num", "2"), {}, "tokenizer-worker-num"),
-        (("--enable-kvflow", "--radix-cache-backend", "mine"), {}, "--radix-cache-backend"),
-        (("--enable-kvflow", "--pp-size", "2"), {}, "--pp-size"),
-        (("--enable-kvflow", "--disaggregation-mode", "prefill"), {}, "disaggregation"),
-        (("--enable-kvflow", "--enable-lmcache"), {}, "--enable-lmcache"),
-        (("--enable-kvflow", "--hicache-host-memory-mode", "buffer_only"), {}, "buffer_only"),
-        (("--enable-kvflow",), {"SGLANG_RUST_SERVER": "1"}, "SGLANG_RUST_SERVER"),
-        (("--enable-kvflow",), {"KVFLOW_EVICTOIN__POLICY": "lru"}, "KVFLOW_EVICTOIN__POLICY"),
-        (("--enable-kvflow",), {"KVFLOW_EVICTION__POLICY": "newest"}, "'newest' does not exist; choose one of lru, "),
-        (("--enable-kvflow", "--kvflow-policy", "belady"), {}, "needs the future: use it in `kvflow simulate`"),
-        (("--enable-kvflow", "--kvflow-config", "/does/not/exist.yaml"), {}, "not a file"),
-        (("--kvflow-policy", "lru"), {}, "need --enable-kvflow"),
-    ],
-)
-def test_what_would_silently_not_work_is_refused_with_the_reason(
-    model: Path, flags: tuple[str, ...], env: dict[str, str], message: str
-) -> None:
-    done = launch(model, *flags, **env)
-    assert done.returncode != 0
-    assert message in done.stderr.splitlines()[-1]
+def test_what_would_silently_not_work_is_refused_with_the_reason(model: Path) -> None:
+    results = ended(model, [(flags, env) for flags, env, _ in REFUSED])
+    for (flags, env, message), (code, stderr) in zip(REFUSED, results, strict=True):
+        assert code != 0, (flags, env)
+        assert message in stderr.splitlines()[-1], (flags, env)
 
 
 def test_connections_outlive_the_idle_time_of_http_clients(server: Server) -> None:
@@ -124,14 +116,6 @@ def test_without_hints_both_tiers_hit_and_miss_as_in_stock_sglang(start: Callabl
         assert "KvflowTreeCore" not in stock.log.read_text()
     assert sum(bool(host) for _, _, host in theirs) > 5
     assert ours == theirs
-
-
-def test_our_routes_obey_the_api_key(start: Callable[..., Any]) -> None:
-    headers = {"Authorization": "Bearer secret"}
-    with start("--enable-kvflow", "--max-total-tokens", "2048", "--api-key", "secret", headers=headers) as server:
-        assert server.get("status")["seams_hold"]
-        for path in ("status", "stats", "workflows", "cache", "graphs"):
-            assert server.client.get(f"/kvflow/v1/{path}", headers={"Authorization": "Bearer no"}).status_code == 401
 
 
 def test_tensor_parallel_ranks_decide_alike_under_pressure(start: Callable[..., Any]) -> None:
@@ -254,12 +238,13 @@ def pressure(server: Any) -> None:
     assert {replica["guard"]["running"] for replica in status["replicas"]} == {0}
 
 
-def test_kvflow_serve_starts_sglang_with_kvflow(model: Path, tmp_path: Path) -> None:
+def test_kvflow_serve_starts_sglang_with_kvflow_and_its_routes_obey_the_api_key(model: Path, tmp_path: Path) -> None:
     from kvflow.patches.cpu.launch import free_port, stop
 
     port = free_port()
     command = [str(Path(sys.executable).parent / "kvflow"), "serve", str(model), "--cpu", "--policy", "lru", "--strict"]
-    command += ["--", "--port", str(port), "--max-total-tokens", "2048"]
+    command += ["--", "--port", str(port), "--max-total-tokens", "2048", "--api-key", "secret"]
+    known = {"Authorization": "Bearer secret"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -268,11 +253,14 @@ def test_kvflow_serve_starts_sglang_with_kvflow(model: Path, tmp_path: Path) -> 
         while status is None and time.monotonic() < deadline_s:
             assert process.poll() is None, (tmp_path / "log").read_text()[-2000:]
             try:
-                status = httpx.get(f"http://127.0.0.1:{port}/kvflow/v1/status", timeout=20).json()
+                status = httpx.get(f"http://127.0.0.1:{port}/kvflow/v1/status", timeout=20, headers=known).json()
             except httpx.TransportError:
                 time.sleep(0.3)
         assert status is not None
         assert status["replicas"][0]["policy"] == "lru"
         assert status["settings"]["strict"] is True
+        for path in ("status", "stats", "workflows", "cache", "graphs"):
+            unknown = {"Authorization": "Bearer no"}
+            assert httpx.get(f"http://127.0.0.1:{port}/kvflow/v1/{path}", headers=unknown).status_code == 401
     finally:
         stop(process)

@@ -91,48 +91,32 @@ def waits(events: list[Any], pace: Pace) -> list[float]:
     return found[1:]
 
 
-def check_measured(seen: Round) -> None:
-    """What a server started here tells of itself."""
-    assert seen.peak_memory_bytes is not None
-    assert seen.stall_s is not None
-    assert seen.server_cpu_s is not None
-    assert seen.client_cpu_s is not None
-    assert seen.server_cpu_s > seen.client_cpu_s > 0
+def test_sessions_are_played_as_they_were_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, on a server that is started once and begins every round empty."""
+    started = []
 
+    @contextlib.contextmanager
+    def counted(arm: Arm, engine: Any, folder: Path) -> Iterator[Running]:
+        started.append(arm.name)
+        with original(arm, engine, folder) as found:
+            yield found
 
-def test_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> None:
-    workload, plan = synthetic(), plan_of(tmp_path)
-    (seen,) = played(plan, workload, tmp_path)
-    check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace)
-    check_measured(seen)
-    assert len(seen.tools) > SESSIONS
-    device_tokens = sum(call.device_tokens for call in seen.calls)
-    assert device_tokens > 0.5 * sum(call.prompt_tokens for call in seen.calls), "forced answers are found cached"
-
-
-def test_kept_servers_are_started_once_and_begin_every_round_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original, started = running.serving, []
-
-    def counted(arm: Arm, engine: Any, folder: Path) -> Any:
-        @contextlib.contextmanager
-        def server() -> Iterator[Running]:
-            started.append(arm.name)
-            with original(arm, engine, folder) as found:
-                yield found
-
-        return server()
-
+    original = running.serving
     monkeypatch.setattr(running, "serving", counted)
-    workload, plan = synthetic(workflows=4), plan_of(tmp_path, rounds=2, keep_servers=True)
+    workload, plan = synthetic(), plan_of(tmp_path, rounds=2, keep_servers=True)
     rounds = played(plan, workload, tmp_path)
     assert started == ["lru"]
     for seen in rounds:
-        check_reproduced(seen, plan.load.drawn(workload, seen.index), plan.pace)
-        check_measured(seen)
-        (first, *_) = sorted(seen.calls, key=lambda call: call.ended_s)
-        assert first.device_tokens + first.host_tokens == 0
+        check_reproduced(seen, plan.load.drawn(workload, seen.seed), plan.pace)
+        assert len(seen.tools) > SESSIONS
+        assert seen.peak_memory_bytes is not None
+        assert seen.stall_s is not None
+        assert seen.server_cpu_s is not None
+        assert seen.client_cpu_s is not None
+        assert seen.server_cpu_s > seen.client_cpu_s > 0
+        assert min(call.device_tokens + call.host_tokens for call in seen.calls) == 0, "it began empty"
+        device_tokens = sum(call.device_tokens for call in seen.calls)
+        assert device_tokens > 0.5 * sum(call.prompt_tokens for call in seen.calls), "forced answers are found cached"
 
 
 @pytest.mark.skipif(TRACES is None, reason="KVFLOW_TEST_TRACES names no folder with recorded traces")
@@ -171,12 +155,13 @@ def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeyp
     assert not list((tmp_path / "rounds").glob("round-*.json"))
 
 
-def test_the_command_plays_a_trace_and_compares_results(server: Server, tmp_path: Path) -> None:
+def test_the_command_plays_a_trace_and_compares_results(server: Server, model: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "trace.jsonl", tmp_path / "result.json"
     header, events = synthetic_trace("supervisor", SynthOptions(workflows=3, fixed_tokens=128, output_tokens=8))
     write_trace(path, header, events)
     arms = ("--arm", "silent=no-hints", "--arm", "telling=hints", "--url", server.url)
     common = ("replay", str(path), "--max-gap", "0.2", "--scale", "0.5", "--free", "--rounds", "2")
+    common += ("--prompts", "chat", "--tokenizer", str(model))
     asked = [*common, *arms, "--folder", str(tmp_path / "f"), "--json", str(out), "--html", str(tmp_path / "r.html")]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
@@ -202,6 +187,8 @@ def test_the_command_plays_a_trace_and_compares_results(server: Server, tmp_path
     ("arguments", "told"),
     [
         (("--arm", "lur"), "there is no arm 'lur'"),
+        (("--prompts", "words"), "--prompts is 'words'"),
+        (("--prompts", "chat", "--url", "http://127.0.0.1:9"), "give its folder or name by --tokenizer"),
         (("--profile", "tpu"), "--profile is 'tpu'"),
         (("--token-ids", "10"), "--token-ids is '10'"),
         (("--device-tokens", "much"), "'much' is no size"),

@@ -31,7 +31,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict
     (data / "odd.jsonl").write_text('{"question": 1}\n')
 
     def run(*arguments: str) -> dict[str, Any]:
-        quick = ["--seeds", "1", "--jobs", "1", "--policies", "lru", "--json", str(out)]
+        quick = ["--seeds", "1", "--jobs", "1", "--limit", "14", "--policies", "lru", "--json", str(out)]
         monkeypatch.setattr(sys, "argv", ["bench_simulate.py", str(data), *quick, *arguments])
         bench_simulate.main()
         return json.loads(out.read_text())
