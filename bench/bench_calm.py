@@ -87,6 +87,7 @@ async def play(servers: Sequence[Running], sessions: Sequence[Program], block: i
             for one in order:
                 async with one.connection.telling():
                     pass  # what was not told with a request is told between sessions
+                one.seen.span_s = one.connection.now_s()
     return rounds
 
 

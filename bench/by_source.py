@@ -21,7 +21,7 @@ from kvflow.sim.workload import Workload
 
 HERE = Path(__file__).parent
 LEAST_PROGRAMS = 32
-"""Fewer would leave the closed loop little time in which all places are taken."""
+"""Fewer would leave the closed loop little time in which all places are taken; a source with fewer is repeated."""
 
 Servers = list[dict[str, Any]]
 
@@ -127,8 +127,9 @@ def enough(workload: Workload, least: int) -> Workload:
 
 def programs_of(workload: Workload, options: argparse.Namespace) -> int:
     """How many programs a simulation takes."""
-    by_calls = round(options.calls * len(workload.programs) / len(workload.request_tokens))
-    return options.limit or max(LEAST_PROGRAMS, by_calls)
+    known = len(workload.programs)
+    wanted = options.limit or max(LEAST_PROGRAMS, round(options.calls * known / len(workload.request_tokens)))
+    return wanted if known < LEAST_PROGRAMS else min(wanted, known)
 
 
 def plenty(workload: Workload, programs: int) -> Workload:

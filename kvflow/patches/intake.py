@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections import OrderedDict
@@ -61,17 +62,18 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
     try:
         _admit(front, obj, admissions)
         async for answer in generate():
-            if _is_last(answer, obj):  # before the client has it: what it asks next shall find it so
-                told = _answered(front, admissions, told)
+            if _is_last(answer, obj):
+                # Not before the client has it, which would make it wait, but before it can ask again.
+                asyncio.get_running_loop().call_soon(_answered, front, admissions, told)
+                told = len(admissions)
             yield _with_outcomes(answer, admissions)
     finally:
         _answered(front, admissions, told)
 
 
-def _answered(front: Front, admissions: list[Admission], told: int) -> int:
+def _answered(front: Front, admissions: list[Admission], told: int) -> None:
     for admission in admissions[told:]:
         front.answered(admission)
-    return len(admissions)
 
 
 def _is_last(answer: Any, obj: Any) -> bool:
