@@ -5,7 +5,11 @@ process and without a model: match, insert, evict, and for kvflow the counting i
 shadow LRU. The difference is set against the scheduler CPU time of a request as measured by bench_overhead.py on the
 live server.
 
+With ``--turns`` it is one session instead that grows turn by turn, as agents' do: every turn is a node more to walk,
+for SGLang's default Rust core, its Python core and kvflow.
+
 Usage: python bench/bench_tree.py [--rounds 40] [--prompt-tokens 1200] [--json FILE]
+       python bench/bench_tree.py --turns 320 [--rounds 10] [--json FILE]
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from kvflow.patches import tree  # noqa: E402
 
 REQUESTS = 200
 PAGE_TOKENS = 16
+TASK_TOKENS, TURN_TOKENS = 800, 128
 
 
 def prompts(seed: int, tokens: int) -> list[list[int]]:
@@ -60,16 +65,59 @@ def play(backend: str, batch: list[list[int]]) -> float:
     return (time.perf_counter() - start_s) / len(batch) * 1e6
 
 
+def session(backend: str, turns: int) -> list[float]:
+    """Microseconds of every turn: matching the prompt, matching it again as it is entered, and entering it."""
+    harness = conftest.Tree(backend, capacity_tokens=TASK_TOKENS + (turns + 2) * TURN_TOKENS)
+    rng = random.Random(1)
+    tokens = [rng.randrange(1000) for _ in range(TASK_TOKENS)]
+    spent: list[float] = []
+    for _ in range(turns):
+        tokens = tokens + [rng.randrange(1000) for _ in range(TURN_TOKENS)]
+        start_s = time.perf_counter()
+        harness.match(tokens)
+        harness.insert(tokens)
+        spent.append((time.perf_counter() - start_s) * 1e6)
+    return spent
+
+
+def growing(turns: int, rounds: int) -> dict[str, Any]:
+    """Medians over rounds, around some turns, by core."""
+    found: dict[str, list[list[float]]] = {"rust": [], "python": [], "kvflow": []}
+    for number in range(-1, rounds):
+        for backend, kept in found.items():
+            spent = session(backend, turns)
+            if number >= 0:
+                kept.append(spent)
+    shown = [turn for turn in (10, 20, 40, 80, 160, 320, 640) if turn <= turns]
+    return {
+        "turn_us": {
+            backend: {turn: statistics.median(us for spent in kept for us in spent[turn - 5 : turn]) for turn in shown}
+            for backend, kept in found.items()
+        },
+        "turn_tokens": TURN_TOKENS,
+        "rounds": rounds,
+    }
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--prompt-tokens", type=int, default=1200)
+    parser.add_argument("--turns", type=int, help="of one session that grows")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     conftest.PAGE_TOKENS = PAGE_TOKENS
     tree.register()
     logging.disable(logging.WARNING)  # no request runs here, which the guard takes for a cache that loses
+    result = growing(options.turns, options.rounds) if options.turns else compared(options)
+    print(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps({"bench": "tree", **circumstances(), **result}, indent=1))
+
+
+def compared(options: argparse.Namespace) -> dict[str, Any]:
+    """Requests that share heads, through both Python cores in turns."""
     times: dict[str, list[float]] = {"python": [], "kvflow": []}
     for number in range(-2, options.rounds):
         batch = prompts(number, options.prompt_tokens)
@@ -81,7 +129,7 @@ def main() -> None:
     interval = mean_interval(differences)
     live = json.loads((HERE / "results" / "overhead.json").read_text())["scheduler_cpu_s"]["python core"]
     request_us = statistics.fmean(live) / LIVE_REQUESTS * 1e6
-    result: dict[str, Any] = {
+    return {
         "python_core_us": statistics.fmean(times["python"]),
         "kvflow_us": statistics.fmean(times["kvflow"]),
         "difference_us": statistics.fmean(differences),
@@ -91,9 +139,6 @@ def main() -> None:
         "rounds": options.rounds,
         "prompt_tokens": options.prompt_tokens,
     }
-    print(json.dumps(result, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps({"bench": "tree", **circumstances(), **result}, indent=1))
 
 
 if __name__ == "__main__":
