@@ -23,6 +23,10 @@ def _override(name: str, target: str, parameters: tuple[str, ...], feature: Feat
     )
 
 
+def _tree(name: str, method: str, parameters: tuple[str, ...], why: str) -> Seam:
+    return _override(name, f"{_TREE}.{method}", parameters, Feature.EVICTION, why)
+
+
 SEAMS: tuple[Seam, ...] = (
     Seam(
         name="flags.declare",
@@ -138,19 +142,21 @@ SEAMS: tuple[Seam, ...] = (
         parameters=("name", "factory"),
         why="Selects our subclass of the Python tree core; the Rust core takes no custom order.",
     ),
-    _override(
-        "tree.new_node",
-        f"{_TREE}._new_node",
-        ("self", "priority"),
-        Feature.EVICTION,
-        "Every radix node starts without owners.",
-    ),
-    _override(
+    _tree("tree.new_node", "_new_node", ("self", "priority"), "Every radix node starts without owners."),
+    _tree(
         "tree.split",
-        f"{_TREE}._split_node",
+        "_split_node",
         ("self", "key", "child", "split_len"),
-        Feature.EVICTION,
         "A divided node keeps its claims on both halves.",
+    ),
+    _tree("tree.add_node", "_add_new_node", ("self", "parent", "key"), "A node's key compares as a whole first."),
+    _tree("tree.insert", "begin_insert", ("self", "params"), "What is left of a key is not copied at every node."),
+    _override(
+        "tree.key",
+        "sglang.srt.mem_cache.radix_cache.RadixKey.match_at",
+        ("self", "other", "offset", "page_size"),
+        Feature.EVICTION,
+        "What that comparison replaces.",
     ),
     _override(
         "tree.checkpoint",
@@ -187,63 +193,40 @@ SEAMS: tuple[Seam, ...] = (
         Feature.EVICTION,
         "A flush forgets what had been cached, and whose it was.",
     ),
-    _override(
+    _tree(
         "tree.device_round",
-        f"{_TREE}.evict_device_start",
+        "evict_device_start",
         ("self", "component_type", "request_cnt"),
-        Feature.EVICTION,
         "Settles which leaves predictions may choose among before a round of evictions from the device.",
     ),
-    _override(
+    _tree(
         "tree.device_next",
-        f"{_TREE}.evict_device_next_node",
+        "evict_device_next_node",
         ("self", "component_type", "tracker"),
-        Feature.EVICTION,
         "Looks at all leaves if the part that a round looks at has not been enough.",
     ),
-    _override(
+    _tree(
         "tree.device_end",
-        f"{_TREE}.evict_device_end",
+        "evict_device_end",
         ("self", "component_type"),
-        Feature.EVICTION,
         "Remembers the worst of what a round has looked at for the next one.",
     ),
-    _override("tree.reset", f"{_TREE}.reset", ("self",), Feature.EVICTION, "Keeps leaves in sets looked at in parts."),
-    _override(
+    _tree("tree.reset", "reset", ("self",), "Keeps leaves in sets looked at in parts."),
+    _tree(
         "tree.host_round",
-        f"{_TREE}.drive_host_eviction",
+        "drive_host_eviction",
         ("self", "component_type", "num_tokens"),
-        Feature.EVICTION,
         "The same for the host tier.",
     ),
-    _override(
+    _tree(
         "tree.evict_device",
-        f"{_TREE}.evict_device_leaf",
+        "evict_device_leaf",
         ("self", "node_id", "is_write_back"),
-        Feature.EVICTION,
         "Counts tokens that leave the device.",
     ),
-    _override(
-        "tree.demote",
-        f"{_TREE}.demote",
-        ("self", "node_id"),
-        Feature.EVICTION,
-        "Counts tokens that leave the device after a write-back.",
-    ),
-    _override(
-        "tree.evict_host",
-        f"{_TREE}._evict_host_leaf",
-        ("self", "node"),
-        Feature.EVICTION,
-        "Counts tokens that leave the host tier.",
-    ),
-    _override(
-        "tree.load_back",
-        f"{_TREE}.commit_load_back",
-        ("self", "node_id", "device_indices"),
-        Feature.EVICTION,
-        "Counts host-to-device loads.",
-    ),
+    _tree("tree.demote", "demote", ("self", "node_id"), "Counts tokens that leave the device after a write-back."),
+    _tree("tree.evict_host", "_evict_host_leaf", ("self", "node"), "Counts tokens that leave the host tier."),
+    _tree("tree.load_back", "commit_load_back", ("self", "node_id", "device_indices"), "Counts host-to-device loads."),
     _override(
         "cache.loading_check",
         f"{_CACHE}.loading_check",

@@ -24,6 +24,7 @@ from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
 from kvflow.patches.commands import CacheCommands
 from kvflow.patches.guard import Guard, note
+from kvflow.patches.keys import KeyView, NodeKey
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.orders import require_servable
 from kvflow.patches.prefetch import Prefetch
@@ -99,7 +100,19 @@ class KvflowTreeCore(UnifiedTreeCore):
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         result: Any = super()._split_node(key, child, split_len)
         self.coordinator.split(result[0], child)
+        for node in (result[0], child):
+            node.key = NodeKey.of(node.key)
         return result
+
+    def begin_insert(self, params: Any) -> Any:
+        if not (self.is_eagle or params.key.is_bigram):
+            params.key = KeyView.of(params.key)
+        return super().begin_insert(params)
+
+    def _add_new_node(self, *args: Any, **kwargs: Any) -> Any:
+        node: Any = super()._add_new_node(*args, **kwargs)
+        node.key = NodeKey.of(node.key)
+        return node
 
     def reset(self) -> None:
         super().reset()
