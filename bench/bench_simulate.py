@@ -59,6 +59,10 @@ def main() -> None:
     print(f"written: {page.name}")
 
 
+LEAST_DIFFERENT = 4
+"""Programs of a source: fewer show little of a kind of work, however often they are played."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A file with servers that have not been simulated yet.
@@ -131,7 +135,7 @@ def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, 
     Those that are left hold less, so the smallest device is smaller then, and may still reject a few calls; the page
     says how many. To go on until none is rejected would leave little of sources with a few very long programs.
     """
-    kept = enough(workload.up_to(min(setup.device_tokens for setup in servers(workload, options))), min(CONCURRENCIES))
+    kept = enough(workload.up_to(min(setup.device_tokens for setup in servers(workload, options))), LEAST_DIFFERENT)
     kept = plenty(kept, programs_of(kept, options))
     return kept, servers(kept, options)
 

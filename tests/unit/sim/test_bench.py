@@ -46,7 +46,7 @@ def test_the_benchmark_goes_on_where_it_stopped(
     told = capsys.readouterr().out
     assert list(result["sources"]) == ["a/react"]
     assert len(result["sources"]["a/react"]["setups"]) == 12
-    assert "left out: few: fewer than 12 programs that fit" in told
+    assert "left out: few: fewer than 4 programs that fit" in told
     assert "left out: odd: odd.jsonl is of no known format" in told
     assert "1 sources, " in told
     assert str(tmp_path) not in json.dumps(result)
