@@ -37,6 +37,8 @@ RESULT = HERE / "results" / "simulate.json"
 PAGE = HERE.parent / "docs" / "results.md"
 DEVICES, HOSTS, CONCURRENCIES = ("30%", "50%", "70%"), ("none", "100%"), (12, 24)
 ORDER = {name: index for index, name in enumerate(POLICIES)}
+LEAST_DIFFERENT = 4
+"""Programs of a source: fewer show little of a kind of work, however often they are played."""
 SERVERS = len(DEVICES) * len(HOSTS) * len(CONCURRENCIES)
 CALLS_PER_S = 850
 """Of one process on an otherwise idle core; for the first estimate only."""
@@ -57,10 +59,6 @@ def main() -> None:
     page = PAGE if options.json == RESULT else options.json.with_suffix(".md")
     page.write_text(simulate_page.render(json.loads(options.json.read_text())))
     print(f"written: {page.name}")
-
-
-LEAST_DIFFERENT = 4
-"""Programs of a source: fewer show little of a kind of work, however often they are played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +133,9 @@ def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, 
     Those that are left hold less, so the smallest device is smaller then, and may still reject a few calls; the page
     says how many. To go on until none is rejected would leave little of sources with a few very long programs.
     """
-    kept = enough(workload.up_to(min(setup.device_tokens for setup in servers(workload, options))), LEAST_DIFFERENT)
+    workload = plenty(workload, programs_of(workload, options))
+    kept = workload.up_to(min(setup.device_tokens for setup in servers(workload, options)))
+    kept = enough(kept, LEAST_DIFFERENT * kept.times)
     kept = plenty(kept, programs_of(kept, options))
     return kept, servers(kept, options)
 
