@@ -135,7 +135,7 @@ def fitting(workload: Workload, options: argparse.Namespace) -> tuple[Workload, 
     """
     workload = plenty(workload, programs_of(workload, options))
     kept = workload.up_to(min(setup.device_tokens for setup in servers(workload, options)))
-    kept = enough(kept, LEAST_DIFFERENT * kept.times)
+    kept = enough(kept, LEAST_DIFFERENT)
     kept = plenty(kept, programs_of(kept, options))
     return kept, servers(kept, options)
 

@@ -119,9 +119,9 @@ def left_out(name: str, path: Path) -> Iterator[None]:
 
 
 def enough(workload: Workload, least: int) -> Workload:
-    """The workload, if it has so many programs; raises TraceError otherwise."""
-    if len(workload.programs) < least:
-        raise TraceError(f"fewer than {least // workload.times} programs that fit")
+    """The workload, if it has so many different programs; raises TraceError otherwise."""
+    if len(workload.programs) < least * workload.times:
+        raise TraceError(f"fewer than {least} programs that fit")
     return workload
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvflow.errors import TraceError
 from kvflow.trace.program import Program
 from kvflow.trace.schema import LLMCall, ThreadEvent
 
@@ -14,8 +15,17 @@ def repeated(programs: Sequence[Program], times: int) -> list[Program]:
     What programs of different tasks have in common, such as system prompts, stays common to all. Every other content
     is another one in each repetition, and so are workflows and tasks.
 
+    Args:
+        programs: to play.
+        times: at least 1, which gives the programs as they are.
+
+    Raises:
+        TraceError: ``times`` is less.
+
     Cost: O(events) per repetition.
     """
+    if times < 1:
+        raise TraceError(f"programs can be played once or more, not {times} times")
     common = _common(programs)
     return [*programs, *(_anew(program, number, common) for number in range(1, times) for program in programs)]
 

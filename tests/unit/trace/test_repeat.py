@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvflow.errors import TraceError
 from kvflow.trace import (
     LLMCall,
     Piece,
@@ -32,6 +33,11 @@ def pieces(program: Program) -> list[Piece]:
 def test_once_is_what_there_was() -> None:
     found = list(programs(synthetic_trace("supervisor", SynthOptions(workflows=3))[1]))
     assert repeated(found, 1) == found
+
+
+def test_less_than_once_is_refused() -> None:
+    with pytest.raises(TraceError, match="once or more, not 0 times"):
+        repeated([], 0)
 
 
 def test_what_tasks_have_in_common_stays_common() -> None:
