@@ -28,7 +28,7 @@ from by_source import begun, enough, left_out, options_of, parser_of, plenty, pr
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.policy import POLICIES  # noqa: E402
-from kvflow.sim import load_profile  # noqa: E402
+from kvflow.sim import Waits, load_profile  # noqa: E402
 from kvflow.sim.compare import DEFAULT_POLICIES, Plan, Setup, compare, grid  # noqa: E402
 from kvflow.sim.summary import document  # noqa: E402
 from kvflow.sim.workload import Workload, parse_size, read_workload  # noqa: E402
@@ -53,6 +53,7 @@ def main() -> None:
     """Run and write."""
     parser = parser_of(__doc__ or "", seeds=5, calls=1200, result=RESULT)
     parser.add_argument("--policies", nargs="*", default=DEFAULT_POLICIES)
+    parser.add_argument("--tool-spread", type=float, default=Waits().tool_spread, help="of durations the traces lack")
     options = options_of(parser)
     if not options.page:
         run(options)
@@ -80,12 +81,15 @@ def run(options: argparse.Namespace) -> None:
     """Simulate what is missing."""
     names = ("seeds", "calls", "limit", "profile")
     settings = {name: getattr(options, name) for name in names} | {"devices": DEVICES, "hosts": HOSTS}
+    waits = Waits(tool_spread=options.tool_spread)
+    if waits != Waits():
+        settings["tool_spread"] = waits.tool_spread
     settings = json.loads(json.dumps(settings | {"concurrencies": CONCURRENCIES}))
     result = begun(options.json, settings)
     profile = load_profile(options.profile)
     result |= {"bench": "simulate", **circumstances(), "profile": profile.model_dump()}
     todo = list(missing(options, result["sources"]))
-    plan = Plan(profile=profile, setups=(), policies=options.policies, seeds=range(options.seeds))
+    plan = Plan(profile=profile, setups=(), policies=options.policies, seeds=range(options.seeds), waits=waits)
     simulations = len(plan.all_policies) * options.seeds
     left = total = sum(source.calls * len(source.setups) * simulations for source in todo)
     print(

@@ -54,11 +54,13 @@ def _settings(result: Mapping[str, Any]) -> str:
     programs = f"{settings['limit']} programs" if settings["limit"] else f"about {settings['calls']:,} LLM calls"
     commits = sorted({str(source["git"]["commit"])[:8] for source in result["sources"].values()})
     dirty = any(source["git"]["dirty"] for source in result["sources"].values())
+    spread = settings.get("tool_spread")
     told = (
         f"{settings['seeds']} seeds; {programs} a simulation, other programs with every seed. Device and host sizes "
         f"are shares of what the programs that run at a time hold (their number times the longest context of a "
         f"program, on average). Profile {profile['name']} ({profile['notes']}). Commit {', '.join(commits)}"
         f"{' with changes' if dirty else ''}, {result['created'][:10]}, {machine['cpu']}."
+        + (f" Tools without a recorded time vary by {spread:g} (`--tool-spread`)." if spread is not None else "")
     )
     return textwrap.fill(told, 120)
 
@@ -84,10 +86,11 @@ def _by_tier(sources: Mapping[str, list[SetupRecord]], policies: list[str]) -> l
     """Seconds summed over all devices and loads, with and without a host tier: large losses weigh most."""
     lines = [
         "Seconds lost, summed over devices and loads, as a multiple of LRU's; in the last column the share of the gap "
-        f"between LRU and Belady that `{OURS}` closes of that sum.",
+        f"between LRU and Belady that `{OURS}` closes of that sum, and the mean of its shares on the "
+        "servers that have such a gap.",
         "",
-        f"| source | host | LRU loses | {' | '.join(policies)} | closed |",
-        f"|---|---|---:|{'---:|' * len(policies)}---:|",
+        f"| source | host | LRU loses | {' | '.join(policies)} | closed | mean |",
+        f"|---|---|---:|{'---:|' * len(policies)}---:|---:|",
     ]
     for name, setups in sources.items():
         for hosted in (False, True):
@@ -101,8 +104,15 @@ def _by_tier(sources: Mapping[str, list[SetupRecord]], policies: list[str]) -> l
             if ideal is not None and ours is not None and 1 - ideal / lru >= LEAST_GAP:
                 closed = share((lru - ours) / (lru - ideal))
             host = chosen[0].host_size if hosted else "–"
-            lines.append(f"| {name} | {host} | {lru:,.3g} s | {' | '.join(cells)} | {closed} |")
+            cells += [closed, _mean_closed(chosen)]
+            lines.append(f"| {name} | {host} | {lru:,.3g} s | {' | '.join(cells)} |")
     return lines
+
+
+def _mean_closed(setups: list[SetupRecord]) -> str:
+    found = [setup.policy(OURS) for setup in setups]
+    shares = [one.gap_closed for one in found if one is not None and one.gap_closed is not None]
+    return share(fmean(shares)) if shares else "–"
 
 
 def _sum(setups: list[SetupRecord], policy: str) -> float | None:

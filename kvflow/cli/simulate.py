@@ -65,6 +65,9 @@ def simulate(
         typer.Option(min=1, help="Play the traces so many times, each time as new workflows with texts of their own."),
     ] = 1,
     tool_s: Annotated[float, typer.Option(min=0, help="Median of tool durations the traces lack.")] = 1.0,
+    tool_spread: Annotated[
+        float, typer.Option(min=0, help="How far these vary: standard deviation of their logarithm.")
+    ] = 1.0,
     delay_s: Annotated[float, typer.Option(min=0, help="Client time between events the traces lack.")] = 0.0,
     max_delay_s: Annotated[float, typer.Option(min=0, help="Longest recorded pause or tool that is kept.")] = 600.0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per core.")] = None,
@@ -103,7 +106,7 @@ def simulate(
             admission=cast("Admission", admission),  # checked below
             prefetch=prefetch,
             guard=guard,
-            waits=Waits(tool_s=tool_s, delay_s=delay_s, max_delay_s=max_delay_s),
+            waits=Waits(tool_s=tool_s, tool_spread=tool_spread, delay_s=delay_s, max_delay_s=max_delay_s),
         )
         check(plan, workload)
     _show_plan(console, plan, workload)

@@ -29,11 +29,13 @@ class Waits:
 
     Attributes:
         tool_s: median of a log-normal distribution for tools without a recorded duration.
+        tool_spread: standard deviation of its logarithm; with 0 these tools all take as long.
         delay_s: what a client does between events when the trace does not say.
         max_delay_s: longest recorded delay or tool that is kept; people go home.
     """
 
     tool_s: float = 1.0
+    tool_spread: float = 1.0
     delay_s: float = 0.0
     max_delay_s: float = 600.0
 
@@ -130,7 +132,7 @@ class Clients:
             if seconds is not None:
                 return min(seconds, longest_s)
             own = random.Random(f"{self._seed}/{run.program.start.workflow}/{name}/{start.tool_call}")
-            return min(self._waits.tool_s * own.lognormvariate(0.0, 1.0), longest_s)
+            return min(self._waits.tool_s * own.lognormvariate(0.0, self._waits.tool_spread), longest_s)
 
         def delay_s(call: LLMCall) -> float:
             return self._waits.delay_s if call.delay_s is None else min(call.delay_s, longest_s)

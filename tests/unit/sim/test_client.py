@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from kvflow.sim import load_profile
+from kvflow.sim import Waits, load_profile
 from kvflow.sim.context import Context
 from kvflow.sim.run import SimResult, SimSettings, simulate
 from kvflow.sim.tree import Node, RadixTree
-from kvflow.trace import LLMCall, Piece, Program, Prompt, Spawn, WorkflowStart
+from kvflow.trace import LLMCall, Piece, Program, Prompt, Spawn, ToolEnd, ToolStart, WorkflowStart
 
 PAGE = SimSettings(device_tokens=0).page_tokens
 
@@ -103,3 +103,24 @@ def test_a_prompt_that_goes_on_from_another_threads_waits_for_it() -> None:
     result = simulate([program], load_profile("h200"), SimSettings(policy="lru", device_tokens=100_000, concurrency=1))
     assert result.calls == 2
     assert found_tokens(result) == 10 * PAGE
+
+
+def with_tools(waits: Waits, tools: int) -> float:
+    """How long a program takes that does nothing but call tools, none of which has a recorded time."""
+    events = [
+        event
+        for number in range(tools)
+        for event in (
+            ToolStart(workflow="w", agent="a", tool_call=str(number), tool="shell"),
+            ToolEnd(workflow="w", tool_call=str(number)),
+        )
+    ]
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={"main": events}, ended=True)
+    settings = SimSettings(device_tokens=1000, concurrency=1, waits=waits)
+    (taken_s,) = simulate([program], load_profile("h200"), settings).completion_s.values()
+    return taken_s
+
+
+def test_tools_without_a_recorded_time_vary_as_far_as_they_are_told_to() -> None:
+    assert with_tools(Waits(tool_s=2.0, tool_spread=0.0), tools=50) == pytest.approx(100.0)
+    assert with_tools(Waits(tool_s=2.0, tool_spread=1.0), tools=50) > 105.0
