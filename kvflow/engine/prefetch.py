@@ -15,7 +15,7 @@ from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
-from kvflow.engine.room import DeviceView, has_room
+from kvflow.engine.room import DeviceView, fitting
 from kvflow.policy.prefetch import PrefetchPace
 
 _PAUSE_S = 0.1
@@ -97,11 +97,8 @@ class Prefetcher:
             return None
         loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, nearest(self._coordinator)))
         load = next(filter(None, loads), None)
-        if load is not None:
-            needed_tokens = load.tokens - free_tokens
-            if needed_tokens <= 0 or has_room(self._coordinator, load.nodes, needed_tokens, view()):
-                return load
-            self._resume_s = clock.now_s + _PAUSE_S  # what is needed later is worth less
+        if load is not None and (part := self._with_room(load, free_tokens, view)):
+            return part
         self._decided = state
         return None
 
@@ -119,15 +116,9 @@ class Prefetcher:
         if load is None:
             return None
         load.asked = True
-        needed_tokens = load.tokens - free_tokens
-        clock = self._coordinator.claims.clock
-        if needed_tokens > 0:
-            if clock.now_s < self._resume_s:
-                return None
-            if not has_room(self._coordinator, load.nodes, needed_tokens, view()):
-                self._resume_s = clock.now_s + _PAUSE_S
-                return None
-        return load
+        if load.tokens > free_tokens and self._coordinator.claims.clock.now_s < self._resume_s:
+            return None
+        return self._with_room(load, free_tokens, view)
 
     def order(self, nodes: Sequence[Node], until_s: float) -> bool:
         """Load contexts as soon as may be, by command; False if too many are ordered already.
@@ -212,6 +203,17 @@ class Prefetcher:
         if whole < self._least_tokens or not self.pace.near(next_s, claim.steps, whole):
             return None
         return self._first_part(missing)
+
+    def _with_room(self, load: Load, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
+        """As much of a load, from the top, as there is room for; without any nothing is tried for a moment."""
+        if load.tokens <= free_tokens:
+            return load
+        nodes = load.nodes[: fitting(self._coordinator, load.nodes, free_tokens, view())]
+        tokens = sum(len(node.key) for node in nodes)
+        if nodes and tokens >= self._least_tokens:
+            return Load(nodes, tokens, asked=load.asked)
+        self._resume_s = self._coordinator.claims.clock.now_s + _PAUSE_S  # what is needed later is worth less
+        return None
 
     def _missing(self, node: Node | None) -> list[Node]:
         """What of a context is on the host only, deepest first."""

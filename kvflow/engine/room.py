@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from typing import Any
 
-from kvflow.engine.coordinator import Coordinator
+from kvflow.engine.coordinator import Coordinator, Priority
 from kvflow.engine.ports import Node
 
 
@@ -26,31 +28,58 @@ class DeviceView:
     own_order: Callable[[Any], Any]
 
 
-def has_room(coordinator: Coordinator, nodes: Sequence[Node], needed_tokens: int, device: DeviceView) -> bool:
-    """Whether so much would leave before these nodes by the active order and under its guard.
+def fitting(coordinator: Coordinator, nodes: Sequence[Node], free_tokens: int, device: DeviceView) -> int:
+    """How many of these nodes, from the top, have room made only by what leaves before them by the active order.
 
-    Goes through an eviction without doing it: leaves by priority, and each parent once all below it is gone.
+    A fixed prompt may take the place of another that is needed later, the tail behind it may not, but may still go
+    where memory is free: each node is measured by itself, and what cannot come leaves the rest above it.
 
     Args:
-        coordinator: ranks nodes.
+        coordinator: ranks nodes, under its guard.
         nodes: what is to be loaded, top down.
-        needed_tokens: what has to leave for it, at least 1.
-        device: what could.
+        free_tokens: room that nothing has to leave for.
+        device: what could leave.
 
-    Cost: O(leaves).
+    Cost: O(leaves), plus O(leaves that would leave) for each of log(nodes) trials.
     """
-    limit = coordinator.priority_on_device(nodes[-1])
-    above = _ancestors(nodes[0])
+    leaving = _leaving(coordinator, device, _ancestors(nodes[0]))
+
+    def too_many(count: int) -> bool:
+        nonlocal leaving
+        leaving, again = tee(leaving)
+        return not _fit(coordinator, nodes[:count], free_tokens, again)
+
+    return bisect_left(range(1, len(nodes) + 1), True, key=too_many)
+
+
+def _fit(
+    coordinator: Coordinator, nodes: Sequence[Node], free_tokens: int, leaving: Iterator[tuple[Priority, int]]
+) -> bool:
+    """Whether each node has room, with all that is below it, in what is free or leaves before it."""
+    limit: Priority | None = None
+    needed_tokens, room_tokens = 0, free_tokens
+    for node in reversed(nodes):
+        own = coordinator.priority_on_device(node)
+        limit = own if limit is None else max(limit, own)  # what is below needs what is above
+        needed_tokens += len(node.key)
+        while needed_tokens > room_tokens:
+            priority, tokens = next(leaving, (limit, 0))
+            if priority >= limit:
+                return False
+            room_tokens += tokens
+    return True
+
+
+def _leaving(coordinator: Coordinator, device: DeviceView, above: set[int]) -> Iterator[tuple[Priority, int]]:
+    """Go through an eviction without doing it: leaves by priority, and each parent once all below it is gone."""
     heap = [(coordinator.priority(leaf), device.own_order(leaf), id(leaf), leaf) for leaf in device.leaves]
     heapq.heapify(heap)
     gone: dict[int, int] = {}
-    while heap and needed_tokens > 0:
+    while heap:
         priority, _, _, node = heapq.heappop(heap)
-        if priority >= limit:
-            return False
         if id(node) in above:
             continue
-        needed_tokens -= len(node.key)
+        yield priority, len(node.key)
         parent = node.parent
         gone[id(parent)] = gone.get(id(parent), 0) + 1
         if parent.parent is None or id(parent) in above or device.locked(parent):
@@ -58,7 +87,6 @@ def has_room(coordinator: Coordinator, nodes: Sequence[Node], needed_tokens: int
         if gone[id(parent)] == sum(not child.evicted for child in parent.children.values()):
             entry = (coordinator.priority(parent), device.own_order(parent), id(parent), parent)
             heapq.heappush(heap, entry)
-    return needed_tokens <= 0
 
 
 def _ancestors(node: Node) -> set[int]:

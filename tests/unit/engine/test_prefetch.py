@@ -184,6 +184,32 @@ def test_a_long_context_comes_in_parts_from_the_top() -> None:
     assert table.load().nodes == tails
 
 
+def test_what_has_no_room_leaves_the_rest_above_it(table: Table) -> None:
+    tail = Node(20, table.fixed["a"])
+    table.say("w", a=0.2, b=100, c=0.1, d=0.1, e=0.1, f=0.1)
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+    table.coordinator.tag(claim, [(tail, 120), (table.fixed["a"], 100)], 100)
+    table.evict("a")
+    tail.evicted = True
+    assert table.load().nodes == [table.fixed["a"]]
+    table.evict("b")
+    table.prefetcher.ended(table.fixed["a"].load)
+    table.free_tokens = 20
+    table.time(10.1)
+    assert table.load().nodes == [tail]
+
+
+def test_a_tail_comes_with_its_fixed_prompt_where_memory_is_free(table: Table) -> None:
+    tail = Node(20, table.fixed["a"])
+    table.say("w", a=0.2, b=100, c=0.1, d=0.1, e=0.1, f=0.1)
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+    table.coordinator.tag(claim, [(tail, 120), (table.fixed["a"], 100)], 100)
+    table.evict("a")
+    tail.evicted = True
+    table.free_tokens = 20
+    assert table.load().nodes == [table.fixed["a"], tail]
+
+
 def test_what_hangs_below_something_lost_is_not_loaded(table: Table) -> None:
     table.free_tokens = 1000
     tail = Node(80, table.fixed["a"])
