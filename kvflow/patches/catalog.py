@@ -151,6 +151,8 @@ SEAMS: tuple[Seam, ...] = (
     ),
     _tree("tree.add_node", "_add_new_node", ("self", "parent", "key"), "A node's key compares as a whole first."),
     _tree("tree.insert", "begin_insert", ("self", "params"), "What is left of a key is not copied at every node."),
+    _tree("tree.walk", "_advance_insert", ("self",), "An insertion begins where the path ends that a request holds."),
+    _tree("tree.leaves", "_update_evictable_leaf_sets", ("self", "node"), "What is within a path is no leaf."),
     _override(
         "tree.key",
         "sglang.srt.mem_cache.radix_cache.RadixKey.match_at",

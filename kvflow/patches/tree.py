@@ -6,8 +6,9 @@ SGLang's configured strategy stays underneath and breaks ties, which makes an un
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -25,6 +26,7 @@ from kvflow.patches.claim import claim_of
 from kvflow.patches.commands import CacheCommands
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.keys import KeyView, NodeKey
+from kvflow.patches.known import go_ahead, inner
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.orders import require_servable
 from kvflow.patches.prefetch import Prefetch
@@ -78,6 +80,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.journal = Journal(self.coordinator.claims.clock, settings.telemetry.journal_entries)
         self._telling = Guard("journal")
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
+        self.known: tuple[Any, int] | None = None
         super().__init__(params, components)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
         self.own_order: Any = order.own
@@ -108,6 +111,19 @@ class KvflowTreeCore(UnifiedTreeCore):
         if not (self.is_eagle or params.key.is_bigram):
             params.key = KeyView.of(params.key)
         return super().begin_insert(params)
+
+    def _update_evictable_leaf_sets(self, node: Any) -> None:
+        if inner(node):
+            self.evictable_device_leaves.discard(node)
+            self.evictable_host_leaves.discard(node)
+        else:
+            super()._update_evictable_leaf_sets(node)
+
+    def _advance_insert(self) -> Any:
+        walk: Any = self._ongoing_insert_walk_state
+        if self.known is not None and walk.node is self.root_node:
+            go_ahead(self, walk, *self.known)
+        return super()._advance_insert()
 
     def _add_new_node(self, *args: Any, **kwargs: Any) -> Any:
         node: Any = super()._add_new_node(*args, **kwargs)
@@ -256,11 +272,22 @@ class KvflowRadixCache(UnifiedRadixCache):
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         if self.splicer is not None:
             self.splicer.computed(req, up_to)
-        super().checkpoint(req, up_to=self.publishable(req, up_to), **kwargs)
+        with self._path_known(req):
+            super().checkpoint(req, up_to=self.publishable(req, up_to), **kwargs)
         if not self.disable:
             self._tagging.run(self._tag, req, default=None)
             self._tagging.run(self.commands.prompt, req, default=None)
             self.watch.computed(req)
+
+    @contextlib.contextmanager
+    def _path_known(self, req: Any) -> Iterator[None]:
+        """Let what is inserted begin where the path ends that a request holds."""
+        if req.lock is not None:
+            self.tree_core.known = self.tree_core.node_by_id(req.last_node), req.kv.cache_protected_len
+        try:
+            yield
+        finally:
+            self.tree_core.known = None
 
     def publishable(self, req: Any, up_to: int) -> int:
         """How many of a request's first tokens other requests may see."""

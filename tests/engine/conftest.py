@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -127,3 +127,47 @@ def _registered() -> None:
 @pytest.fixture
 def make_tree() -> Callable[..., Tree]:
     return Tree
+
+
+@pytest.fixture
+def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], Any]]:
+    """Publish server arguments with a host tier, whose copies are those of the CPU engine."""
+    from sglang.srt.managers import cache_controller
+    from sglang.srt.mem_cache import l2_transfer
+    from sglang.srt.mem_cache.pool_host import base, mha
+    from sglang.srt.runtime_context import get_context
+
+    from kvflow.patches.cpu import hicache, streams
+    from kvflow.patches.cpu.transfer import transfer_kv_direct
+
+    monkeypatch.setenv("KVFLOW_GUARD__ENABLED", "false")
+    monkeypatch.setattr(l2_transfer, "device_module", streams)
+    monkeypatch.setattr(cache_controller, "device_module", streams)
+    monkeypatch.setattr(mha, "transfer_kv_direct", transfer_kv_direct, raising=False)  # SGLang has none on a CPU
+    monkeypatch.setattr(base, "HICACHE_HOST_MEMORY_RESERVE_BYTES", hicache.HOST_RESERVE_BYTES)
+    without_pinning, original = hicache._without_pinning(base.HostKVCache), base.HostKVCache.__init__
+
+    def initialise(*arguments: Any, **options: Any) -> None:
+        arguments, options = without_pinning(*arguments, **options)
+        original(*arguments, **options)
+
+    monkeypatch.setattr(base.HostKVCache, "__init__", initialise)
+    installed: list[Any] = []
+
+    def with_host(ratio: float) -> Any:
+        fields: dict[str, Any] = {}
+        if ratio:
+            fields = {
+                "enable_hierarchical_cache": True,
+                "hicache_ratio": ratio,
+                "hicache_write_policy": "write_through",
+                "hicache_io_backend": "direct",
+                "hicache_mem_layout": "layer_first",
+            }
+        override = get_context().override_server_args(**fields)
+        installed.append(override)
+        return override.install()
+
+    yield with_host
+    for override in reversed(installed):
+        override.restore()

@@ -15,7 +15,9 @@ from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
 CONCURRENCY = 4
 OPTIONS = {
     "chain": SynthOptions(workflows=16, agents=10, fixed_tokens=8192, task_tokens=64, output_tokens=48, seed=3),
-    "rounds": SynthOptions(workflows=8, agents=10, turns=3, fixed_tokens=4096, task_tokens=64, output_tokens=48, seed=3),
+    "rounds": SynthOptions(
+        workflows=8, agents=10, turns=3, fixed_tokens=4096, task_tokens=64, output_tokens=48, seed=3
+    ),
     "react": SynthOptions(workflows=24, turns=8, fixed_tokens=1024, task_tokens=8192, output_tokens=64, seed=3),
 }
 PROFILE = load_profile("a100")

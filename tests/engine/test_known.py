@@ -1,0 +1,52 @@
+"""An insertion that begins where a request's path ends leaves the tree as one that begins at the root."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvflow.patches import known, tree
+from tests.engine.contract_real import Real
+from tests.engine.contract_scenario import PAGE, Scenario, Spelling
+
+pytestmark = pytest.mark.engine
+
+
+def dumped(real: Real) -> list[tuple[Any, ...]]:
+    """All nodes, in the order of their last use."""
+    todo, found = [real.cache.tree_core.root_node], []
+    while todo:
+        node = todo.pop()
+        todo += node.children.values()
+        found.append(node)
+    return [
+        (list(node.key) if node.key else [], node.hit_count, node.priority, node.evicted, node.backuped)
+        for node in sorted(found, key=lambda node: node.last_access_time)
+    ]
+
+
+@pytest.mark.parametrize("chunk_pages", [4, 1 << 12])
+@pytest.mark.parametrize("host", [0, 1.5])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_tree_is_the_same(
+    publish: Any, monkeypatch: pytest.MonkeyPatch, seed: int, host: float, chunk_pages: int
+) -> None:
+    skipped = 0
+
+    def counted(core: Any, walk: Any, node: Any, end: int) -> None:
+        nonlocal skipped
+        known.go_ahead(core, walk, node, end)
+        skipped += walk.total_prefix_length > 0
+
+    args = publish(host)
+    ahead, from_root = (
+        Real("cost", Spelling(), host_ratio=host, args=args, chunk_tokens=chunk_pages * PAGE) for _ in range(2)
+    )
+    for operation in Scenario(seed, at_once=2).play(200):
+        monkeypatch.setattr(tree, "go_ahead", counted)
+        ahead.do(operation)
+        monkeypatch.setattr(tree, "go_ahead", lambda *_: None)
+        from_root.do(operation)
+        assert dumped(ahead) == dumped(from_root), operation
+    assert skipped > 50
