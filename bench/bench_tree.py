@@ -5,7 +5,7 @@ process and without a model: match, insert, evict, and for kvflow the counting i
 shadow LRU. The difference is set against the scheduler CPU time of a request as measured by bench_overhead.py on the
 live server.
 
-With ``--turns`` it is one session instead that grows turn by turn, as agents' do: every turn is a node more to walk,
+With ``--turns`` it is one session instead that grows turn by turn, as agents' do: every turn is two nodes more to walk,
 for SGLang's default Rust core, its Python core and kvflow.
 
 Usage: python bench/bench_tree.py [--rounds 40] [--prompt-tokens 1200] [--json FILE]
@@ -30,6 +30,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "engine")]
 import conftest  # noqa: E402  # pyright: ignore[reportMissingImports] - harness around SGLang's real radix cache
 from bench_overhead import REQUESTS as LIVE_REQUESTS  # noqa: E402
 from bench_overhead import mean_interval  # noqa: E402
+from model_free import Requests  # noqa: E402  # pyright: ignore[reportMissingImports]
+from sglang.srt.runtime_context import get_context  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.engine import digests, unit_tokens  # noqa: E402
@@ -37,7 +39,7 @@ from kvflow.patches import tree  # noqa: E402
 
 REQUESTS = 200
 PAGE_TOKENS = 16
-TASK_TOKENS, TURN_TOKENS = 800, 128
+TASK_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 800, 128, 32
 
 
 def prompts(seed: int, tokens: int) -> list[list[int]]:
@@ -66,17 +68,26 @@ def play(backend: str, batch: list[list[int]]) -> float:
 
 
 def session(backend: str, turns: int) -> list[float]:
-    """Microseconds of every turn: matching the prompt, matching it again as it is entered, and entering it."""
-    harness = conftest.Tree(backend, capacity_tokens=TASK_TOKENS + (turns + 2) * TURN_TOKENS)
+    """Microseconds of every turn in the tree: matching the prompt, entering it, and entering the answer."""
+    requests = Requests(
+        backend, device_tokens=TASK_TOKENS + (turns + 2) * (TURN_TOKENS + PAGE_TOKENS), page_tokens=PAGE_TOKENS
+    )
     rng = random.Random(1)
     tokens = [rng.randrange(1000) for _ in range(TASK_TOKENS)]
     spent: list[float] = []
-    for _ in range(turns):
-        tokens = tokens + [rng.randrange(1000) for _ in range(TURN_TOKENS)]
+    for turn in range(turns):
+        tokens = tokens + [rng.randrange(1000) for _ in range(TURN_TOKENS - ANSWER_TOKENS)]
         start_s = time.perf_counter()
-        harness.match(tokens)
-        harness.insert(tokens)
+        req = requests.ask(str(turn), tokens, ANSWER_TOKENS)
+        requests.admit(req)
+        requests.compute(req, rng.randrange(1000))
+        end_s = time.perf_counter()
+        while len(req.output_ids) < ANSWER_TOKENS:
+            requests.decode(req, rng.randrange(1000))
+        start_s += time.perf_counter() - end_s
+        requests.finish(req)
         spent.append((time.perf_counter() - start_s) * 1e6)
+        tokens += req.output_ids
     return spent
 
 
@@ -110,7 +121,8 @@ def main() -> None:
     conftest.PAGE_TOKENS = PAGE_TOKENS
     tree.register()
     logging.disable(logging.WARNING)  # no request runs here, which the guard takes for a cache that loses
-    result = growing(options.turns, options.rounds) if options.turns else compared(options)
+    with get_context().override_server_args():
+        result = growing(options.turns, options.rounds) if options.turns else compared(options)
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps({"bench": "tree", **circumstances(), **result}, indent=1))
