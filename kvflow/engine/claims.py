@@ -317,6 +317,11 @@ class ClaimTable:
             for claims in table.values():
                 yield from (claim for claim in claims.values() if claim.expected and not claim.waited_for)
 
+    def waited_for(self) -> Iterator[Claim]:
+        """Claims of live workflows that a request waits to use."""
+        for claims in self._workflows.values():
+            yield from (claim for claim in claims.values() if claim.waited_for)
+
     def forget_nodes(self) -> None:
         """No claim has a prompt in the cache any more."""
         for role in self._roles.values():

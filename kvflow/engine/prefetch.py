@@ -20,6 +20,8 @@ from kvflow.policy.prefetch import PrefetchPace
 
 _PAUSE_S = 0.1
 """How long nothing is tried after there was no room."""
+_ANNOUNCED_S = 0.1
+"""How long the link is kept free for a request that has been announced; after that it waits for something else."""
 _MAX_ORDERS = 256
 
 
@@ -94,6 +96,9 @@ class Prefetcher:
         self.pace.tick(clock.now_s)
         state = (clock.version, self._begun)
         if state == self._decided or clock.now_s < self._resume_s or not self.pace.may_load:
+            return None
+        if self._load_is_coming(clock.now_s):
+            self._decided = state
             return None
         loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, nearest(self._coordinator)))
         load = next(filter(None, loads), None)
@@ -186,6 +191,13 @@ class Prefetcher:
         if load is not None and not load.asked:
             self.pace.wasted(len(node.key))
             self._counters().prefetch_wasted_tokens += len(node.key)
+
+    def _load_is_coming(self, now_s: float) -> bool:
+        """Whether a request will load for itself as soon as it is here: word of it comes ahead, and the link is its."""
+        return any(
+            claim.since_s is not None and now_s - claim.since_s < _ANNOUNCED_S and self._missing(target(claim))
+            for claim in self._coordinator.claims.waited_for()
+        )
 
     def _orders(self, now_s: float) -> list[Node]:
         """What is ordered and not there yet."""

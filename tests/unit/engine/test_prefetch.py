@@ -121,6 +121,30 @@ def test_nothing_is_loaded_for_requests_that_wait_already(table: Table) -> None:
     assert table.next() is None
 
 
+def test_nothing_is_begun_ahead_of_a_request_that_is_about_to_load_for_itself(table: Table) -> None:
+    table.free_tokens = 300
+    table.evict("a", "b")
+    claims = (
+        ClaimPrediction(agent="a", steps=0, since_s=10.0),
+        ClaimPrediction(agent="b", steps=1, due_s=10.2),
+    )
+    table.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=claims))
+    assert table.next() is None
+    table.time(10.15)
+    assert table.load().anchor is table.fixed["b"], "what it waits for now is not the link"
+
+
+def test_a_request_with_all_of_its_context_there_holds_nothing_up(table: Table) -> None:
+    table.free_tokens = 300
+    table.evict("b")
+    claims = (
+        ClaimPrediction(agent="a", steps=0, since_s=10.0),
+        ClaimPrediction(agent="b", steps=1, due_s=10.2),
+    )
+    table.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=claims))
+    assert table.load().anchor is table.fixed["b"]
+
+
 def test_an_unlikely_branch_is_not_loaded(table: Table) -> None:
     table.free_tokens = 300
     table.evict("a", "b")
