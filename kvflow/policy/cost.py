@@ -17,8 +17,8 @@ class CostPolicy:
     ``value = (Σ over claims p / t) · saved / bytes``: p the probability of another use, t the expected time to it,
     saved the recompute, or the load if the next tier has a copy. Below all values are contexts of ended workflows,
     then superseded states, either by size and time since: where others' prompts part from them, small leaves are left.
-    Then comes what nobody claims; above those of dynamic tails are fixed prompts, which workflows yet unseen will want
-    too.
+    Then comes what nobody claims. Fixed prompts and dynamic tails are told apart by their values alone: a prompt that
+    many workflows are about to use adds up their rates.
 
     Source: ours. For one claim, equal costs and certain uses it is Belady's order on expected next uses; the value
     density is GreedyDual-Size's (Cao and Irani, 1997) with a predicted rate in place of an aged frequency. What is
@@ -37,10 +37,8 @@ class CostPolicy:
         standing = leaf.standing
         if standing.rate_hz > 0:
             position = standing.end_tokens - leaf.tokens // 2
-            return (
-                EvictionClass.TAIL if standing.fixed_steps is None else EvictionClass.FIXED,
-                standing.rate_hz * self._costs.saved_token_s(position, backed_up=leaf.backed_up),
-            )
+            saved_s = self._costs.saved_token_s(position, backed_up=leaf.backed_up)
+            return (EvictionClass.TAIL, standing.rate_hz * saved_s)
         if standing.retired or standing.superseded:
             cls = EvictionClass.RETIRED if standing.retired else EvictionClass.SUPERSEDED
             return (cls, -leaf.tokens * (standing.idle_s + _FRESH_S))

@@ -23,9 +23,14 @@ def order(policy: str, *standings: Standing, **fields: object) -> list[Standing]
     return sorted(standings, key=lambda standing: made.rank(Leaf(standing=standing, tokens=512, **fields)))
 
 
-def test_cost_evicts_what_is_over_then_replaced_then_unclaimed_then_by_rate_then_fixed() -> None:
-    expected = [RETIRED, SUPERSEDED, UNCLAIMED, DUE_LATE, DOUBTFUL, DUE_SOON, FIXED]
+def test_cost_evicts_what_is_over_then_replaced_then_unclaimed_then_by_rate() -> None:
+    expected = [RETIRED, SUPERSEDED, UNCLAIMED, DUE_LATE, DOUBTFUL, DUE_SOON]
     assert order("cost", *reversed(expected)) == expected
+
+
+def test_cost_tells_fixed_prompts_from_tails_by_value_alone() -> None:
+    wanted = Standing(fixed_steps=1, rate_hz=9.0, next_s=1.0, probability=1.0, end_tokens=1024)
+    assert order("cost", wanted, DUE_SOON, FIXED, DUE_LATE) == [FIXED, DUE_LATE, DUE_SOON, wanted]
 
 
 def test_cost_knows_that_a_load_is_cheaper_than_a_computation() -> None:
