@@ -19,7 +19,7 @@ from kvflow.engine.locate import Located
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Load, Prefetcher
 from kvflow.engine.programs import Programs
-from kvflow.engine.room import DeviceView
+from kvflow.engine.room import DeviceView, Room
 
 __all__ = [
     "Accounting",
@@ -46,6 +46,7 @@ __all__ = [
     "Programs",
     "PromptClaim",
     "Regret",
+    "Room",
     "Tier",
     "digests",
     "unit_tokens",

@@ -15,7 +15,7 @@ from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
-from kvflow.engine.room import DeviceView, fitting
+from kvflow.engine.room import DeviceView, Room, fitting, unlocked_tokens_above
 from kvflow.policy.prefetch import PrefetchPace
 
 _PAUSE_S = 0.1
@@ -23,6 +23,8 @@ _PAUSE_S = 0.1
 _ANNOUNCED_S = 0.1
 """How long the link is kept free for a request that has been announced; after that it waits for something else."""
 _MAX_ORDERS = 256
+_LEAST_STEP_S = 1e-3
+"""No decode step is taken to be shorter."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,14 +81,15 @@ class Prefetcher:
         self._ordered: dict[Node, float] = {}
         self._begun = 0
 
-    def next(self, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
+    def next(self, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """Choose the next load, if there is one worth it.
 
         Into free memory, or into that of nodes that leave before it by the active order and under its guard: nothing
-        of more value is ever evicted for it.
+        of more value is ever evicted for it. What is being loaded cannot be evicted, so what requests that run will
+        need meanwhile is left to them.
 
         Args:
-            free_tokens: room on the device that nothing has to leave for.
+            room: on the device.
             view: the rest of the device tier; asked for only if something would have to leave.
 
         Cost: O(claims) if a prediction has changed since the last call that found nothing, plus O(leaves) if something
@@ -102,17 +105,17 @@ class Prefetcher:
             return None
         loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, nearest(self._coordinator)))
         load = next(filter(None, loads), None)
-        if load is not None and (part := self._with_room(load, free_tokens, view)):
+        if load is not None and (part := self._with_room(load, room, view)):
             return part
         self._decided = state
         return None
 
-    def asked(self, node: Node, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
+    def asked(self, node: Node, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """The load of a context that a request waits for: without a budget; None if there is no room on the same terms.
 
         Args:
             node: where the context ends, as far as it is cached.
-            free_tokens: as for :meth:`next`.
+            room: as for :meth:`next`.
             view: as for :meth:`next`.
 
         Cost: O(leaves) if something has to leave, which is tried ten times a second at most.
@@ -121,9 +124,9 @@ class Prefetcher:
         if load is None:
             return None
         load.asked = True
-        if load.tokens > free_tokens and self._coordinator.claims.clock.now_s < self._resume_s:
+        if load.tokens > room.free_tokens and self._coordinator.claims.clock.now_s < self._resume_s:
             return None
-        return self._with_room(load, free_tokens, view)
+        return self._with_room(load, room, view)
 
     def order(self, nodes: Sequence[Node], until_s: float) -> bool:
         """Load contexts as soon as may be, by command; False if too many are ordered already.
@@ -216,16 +219,24 @@ class Prefetcher:
             return None
         return self._first_part(missing)
 
-    def _with_room(self, load: Load, free_tokens: int, view: Callable[[], DeviceView]) -> Load | None:
+    def _with_room(self, load: Load, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """As much of a load, from the top, as there is room for; without any nothing is tried for a moment."""
-        if load.tokens <= free_tokens:
+        if load.tokens + self._growth_tokens(load.tokens, room) <= room.free_tokens:
             return load
-        nodes = load.nodes[: fitting(self._coordinator, load.nodes, free_tokens, view())]
+        device = view()
+        nodes = load.nodes[: fitting(self._coordinator, load.nodes, room.free_tokens, device)]
         tokens = sum(len(node.key) for node in nodes)
         if nodes and tokens >= self._least_tokens:
-            return Load(nodes, tokens, asked=load.asked)
+            left_tokens = room.free_tokens + room.evictable_tokens - tokens - unlocked_tokens_above(nodes[0], device)
+            if self._growth_tokens(tokens, room) <= left_tokens:
+                return Load(nodes, tokens, asked=load.asked)
         self._resume_s = self._coordinator.claims.clock.now_s + _PAUSE_S  # what is needed later is worth less
         return None
+
+    def _growth_tokens(self, tokens: int, room: Room) -> int:
+        """What requests that run may need while so much is being loaded."""
+        costs = self.pace.costs
+        return room.growth_tokens(costs.load_s(tokens) / max(costs.decode_step_s, _LEAST_STEP_S))
 
     def _missing(self, node: Node | None) -> list[Node]:
         """What of a context is on the host only, deepest first."""

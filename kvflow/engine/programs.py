@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -90,6 +90,10 @@ class Programs:
     def held(self) -> int:
         """Number of requests that wait for their program's turn."""
         return sum(not (one.running or one.program.view.admitted) for one in self._requests.values())
+
+    def waiting(self) -> Iterator[Hashable]:
+        """Requests that have arrived and do not run. Cost: O(requests)."""
+        return (key for key, one in self._requests.items() if not one.running)
 
     def arrived(self, key: Hashable, claim: PromptClaim, tokens: int) -> None:
         """A request has entered the queue, or has come back to it.

@@ -7,10 +7,32 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
+from math import ceil
 from typing import Any
 
 from kvflow.engine.coordinator import Coordinator, Priority
 from kvflow.engine.ports import Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory of a device tier.
+
+    Attributes:
+        free_tokens: what nothing has to leave for.
+        evictable_tokens: what could leave.
+        running: requests that grow by a token with every decode step.
+        page_tokens: by which they grow.
+    """
+
+    free_tokens: int
+    evictable_tokens: int = 0
+    running: int = 0
+    page_tokens: int = 1
+
+    def growth_tokens(self, steps: float) -> int:
+        """What requests that run may take in so many decode steps: a page more than they fill, each."""
+        return self.running * (ceil(steps) + self.page_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +90,16 @@ def _fit(
                 return False
             room_tokens += tokens
     return True
+
+
+def unlocked_tokens_above(node: Node, device: DeviceView) -> int:
+    """What could leave now, and cannot while the node is being loaded: what it hangs below."""
+    tokens = 0
+    while node.parent is not None and node.parent.parent is not None:
+        node = node.parent
+        if not device.locked(node):
+            tokens += len(node.key)
+    return tokens
 
 
 def _leaving(coordinator: Coordinator, device: DeviceView, above: set[int]) -> Iterator[tuple[Priority, int]]:

@@ -29,12 +29,14 @@ class Gate:
         )
         self._cache = cache
         self._queued: dict[str, int] = {}
+        self._failed = False
         self._guard = Guard("admission")
 
     def hold(self, scheduler: Any) -> list[Any]:
         """Take the requests out of the queue that are not to run now, and return them."""
         queue: list[Any] = scheduler.waiting_queue
         allowed = self._guard.run(self._allowed, queue, default=None)
+        self._failed = allowed is None
         if allowed is None:
             return []
         scheduler.waiting_queue = [req for req in queue if req.rid in allowed]
@@ -48,6 +50,10 @@ class Gate:
             scheduler.waiting_queue = sorted(queue, key=lambda req: queued.get(req.rid, last))
         self._guard.run(self._started, scheduler.waiting_queue, default=None)
 
+    def late(self, req: Any) -> bool:
+        """Whether a request has come since the pass began: its grammar has been compiled. The next pass has it."""
+        return not self._failed and req.rid not in self._queued and claim_of(req) is not None
+
     def left(self, req: Any) -> None:
         """A request has given its memory back: answered, aborted, or to start again."""
         if req.finished():
@@ -57,8 +63,8 @@ class Gate:
 
     def _allowed(self, queue: list[Any]) -> set[str]:
         rids = {req.rid: place for place, req in enumerate(queue)}
-        for rid in self._queued.keys() - rids.keys():
-            self.programs.left(rid, 0)  # aborted before it could start
+        for rid in [rid for rid in self.programs.waiting() if rid not in rids]:
+            self.programs.left(rid, 0)  # aborted before it could start, or start again
         for req in queue:
             claim = claim_of(req)
             if claim is not None and req.rid not in self._queued:
@@ -67,10 +73,10 @@ class Gate:
         return set(self.programs.arrange(list(rids), self._memory()))
 
     def _started(self, queue: list[Any]) -> None:
-        left = {req.rid: place for place, req in enumerate(queue)}
-        for rid in self._queued.keys() - left.keys():
+        left = {req.rid for req in queue}
+        for rid in self._queued.keys() - left:
             self.programs.started(rid)
-        self._queued = left
+        self._queued = {rid: place for rid, place in self._queued.items() if rid in left}
 
     def _memory(self) -> AdmissionMemory:
         memory = self._cache.watch.memory()

@@ -26,7 +26,7 @@ def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
             gate.release(self, held)
     if prefetch is not None:
         prefetch.join(result[0])
-        prefetch.begin()
+        prefetch.begin(sum(len(batch.reqs) for batch in result if batch is not None))
     batch = result[0]
     if batch is not None and batch.hicache_consumer_index >= 0:
         stall.begins(batch.reqs)

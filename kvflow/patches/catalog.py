@@ -255,7 +255,8 @@ SEAMS: tuple[Seam, ...] = (
         target="sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
         parameters=("self",),
         body="kvflow.patches.prefetch:adder_class",
-        why="Passes over requests whose context is still being loaded while others can run.",
+        why="Passes over requests whose context is still being loaded while others can run, and those that have come "
+        "since admission looked.",
     ),
     Seam(
         name="batch.decode",

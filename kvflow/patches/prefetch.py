@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import DeviceView, Load, Prefetcher, Tier
+from kvflow.engine import DeviceView, Load, Prefetcher, Room, Tier
 from kvflow.patches.backup import Backups
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
@@ -31,7 +31,9 @@ _PATIENCE = 512
 
 def adder_class(result: type, self: Any) -> type:
     """Let requests be passed over (hook after ``Scheduler.get_prefill_adder_class``)."""
-    return _patient(result) if getattr(self.tree_cache, "prefetch", None) is not None else result
+    cache = self.tree_cache
+    deciding = getattr(cache, "prefetch", None) is not None or getattr(cache, "gate", None) is not None
+    return _patient(result) if deciding else result
 
 
 def decode(result: None, self: Any) -> None:
@@ -45,12 +47,18 @@ def decode(result: None, self: Any) -> None:
 
 @cache
 def _patient(base: type) -> type:
-    """A prefill adder that passes over requests whose context is still being loaded, while others can run."""
+    """A prefill adder that passes over requests whose context is still being loaded, while others can run.
+
+    And those that admission has not seen yet.
+    """
 
     class PatientAdder(base):
         def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
             busy = bool(self.can_run_list) or not self.running_batch.is_empty()
-            if self.tree_cache.prefetch.passes_over(req, busy=busy):
+            gate, prefetch = self.tree_cache.gate, self.tree_cache.prefetch
+            if gate is not None and gate.late(req):
+                return AddReqResult.CONTINUE
+            if prefetch is not None and prefetch.passes_over(req, busy=busy):
                 return AddReqResult.CONTINUE
             return super().add_one_req(req, *args, **kwargs)
 
@@ -92,12 +100,16 @@ class Prefetch:
             self._load = None
             self.planner.ended(load)
 
-    def begin(self) -> None:
-        """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself."""
+    def begin(self, running: int) -> None:
+        """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself.
+
+        Args:
+            running: requests that run, those of a new batch among them.
+        """
         self._storage.begin()
         self._backups.begin()
         if self._load is None and not self._link_is_taken():
-            self._guard.run(self._begin, default=None)
+            self._guard.run(self._begin, running, default=None)
         self._asking = None
 
     def passes_over(self, req: Any, *, busy: bool) -> bool:
@@ -184,21 +196,26 @@ class Prefetch:
         controller: Any = self._cache.cache_controller
         return controller is None or bool(controller.load_queue or controller.ack_load_queue)
 
-    def _choose(self) -> Load | None:
+    def _choose(self, running: int) -> Load | None:
         cache, req = self._cache, self._asking
         self._asking = None
-        free_tokens = cache._component_available_size(ComponentType.FULL)
+        room = Room(
+            free_tokens=cache._component_available_size(ComponentType.FULL),
+            evictable_tokens=cache.full_evictable_size(),
+            running=running,
+            page_tokens=cache.page_size,
+        )
         if req is not None:
             req._kvflow_asked = True
             node: Any = cache.tree_core.node_by_id(req.best_match_node)
-            chosen = self.planner.asked(node, free_tokens, self._device)
+            chosen = self.planner.asked(node, room, self._device)
             if chosen is not None:
                 return chosen
-        return self.planner.next(free_tokens, self._device)
+        return self.planner.next(room, self._device)
 
-    def _begin(self) -> None:
+    def _begin(self, running: int) -> None:
         cache = self._cache
-        chosen = self._choose()
+        chosen = self._choose(running)
         if chosen is None:
             return
         if not cache.load_back(chosen.anchor.id):

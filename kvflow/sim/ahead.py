@@ -8,7 +8,7 @@ import simpy
 from simpy.events import ProcessGenerator
 
 from kvflow.config import Prefetch as PrefetchSettings
-from kvflow.engine import Accounting, Coordinator, DeviceView, Fetch, Fetcher, Load, Prefetcher, Tier
+from kvflow.engine import Accounting, Coordinator, DeviceView, Fetch, Fetcher, Load, Prefetcher, Room, Tier
 from kvflow.policy import PrefetchPace
 from kvflow.sim.memory import Memory
 from kvflow.sim.node import Node
@@ -58,16 +58,20 @@ class Ahead:
         self._load: Load | None = None
         self._fetch: Fetch | None = None
         self._until_s = 0.0
+        self._running = 0
         memory.on_left = self._left
         env.process(self._keep_time())
 
-    def begin(self) -> None:
-        """Begin the next load, if there is one and the link is free."""
-        memory = self._memory
-        if self._load is not None or memory.link_free_s > self._env.now:
+    def begin(self, running: int) -> None:
+        """Begin the next load, if there is one and the link is free, while so many requests run."""
+        self._running = running
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._load is not None or self._memory.link_free_s > self._env.now:
             return
         self._refresh()
-        load = self._planner.next(memory.free_pages * memory.page_tokens, self._device)
+        load = self._planner.next(self._room(), self._device)
         if load is not None and not self._start(load):
             self._planner.refused()
 
@@ -111,11 +115,10 @@ class Ahead:
 
     def _bring(self, request: Request, node: Node) -> bool:
         """Load what a request waits for in the background, once; tells whether that has begun."""
-        memory = self._memory
-        if request.asked or memory.link_free_s > self._env.now:
+        if request.asked or self._memory.link_free_s > self._env.now:
             return False
         request.asked = True
-        load = self._planner.asked(node, memory.free_pages * memory.page_tokens, self._device)
+        load = self._planner.asked(node, self._room(), self._device)
         return load is not None and self._start(load)
 
     def ready_s(self, node: Node) -> float:
@@ -131,12 +134,12 @@ class Ahead:
         self._memory.tree.unlock(load.anchor)
         self._load = None
         self._planner.ended(load)
-        self.begin()
+        self._begin()
 
     def _keep_time(self) -> ProcessGenerator:
         while True:
             yield self._env.timeout(_TICK_S)
-            self.begin()
+            self._begin()
             if self._memory.storage_pages and self._fetch is None:
                 self._refresh()
                 self._fetch = self._fetcher.next()
@@ -157,6 +160,15 @@ class Ahead:
             self._planner.left(node)
         elif tier is Tier.HOST:
             self._fetcher.left(node)
+
+    def _room(self) -> Room:
+        memory = self._memory
+        return Room(
+            free_tokens=memory.free_pages * memory.page_tokens,
+            evictable_tokens=memory.tree.evictable_pages * memory.page_tokens,
+            running=self._running,
+            page_tokens=memory.page_tokens,
+        )
 
     def _device(self) -> DeviceView:
         leaves = self._memory.tree.candidates()

@@ -90,7 +90,7 @@ class Server:
         while True:
             batch = self._admit()
             if self._ahead is not None:
-                self._ahead.begin()
+                self._ahead.begin(len(self._running))
             if batch:
                 yield from self._prefill(batch)
             elif self._running:

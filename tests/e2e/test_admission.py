@@ -24,7 +24,7 @@ SLOW_PREFILL |= {"KVFLOW_COSTS__LEARN_LOADS": "0"}
 @pytest.fixture(scope="module")
 def gated(start: Callable[..., Any]) -> Iterator[Server]:
     flags = ("--enable-kvflow", "--kvflow-admission", "workflow", "--max-total-tokens", str(DEVICE_TOKENS))
-    with start(*flags, *HOST_TIER, env=SLOW_PREFILL) as server:
+    with start(*flags, "--grammar-backend", "xgrammar", *HOST_TIER, env=SLOW_PREFILL) as server:
         yield server
 
 
@@ -69,3 +69,43 @@ def test_a_client_that_gives_up_leaves_nobody_waiting(gated: Server) -> None:
     with ThreadPoolExecutor(PROGRAMS) as pool:
         list(pool.map(give_up, names))
     assert program(gated, "patient")
+
+
+def test_a_request_that_is_retracted_and_then_given_up_holds_nobody_up(gated: Server) -> None:
+    gated.fresh()
+    action = step_action(workflow_id="gone", workflow_type="long", agent="worker", final=True)
+    body = {"rid": "gone", "text": "Something long. " * 40, "sampling_params": {"max_new_tokens": 900}}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(gated.client.post, "/generate", json=body | {"kv_hints": envelope([action])})
+        while gated.get("stats")["replicas"][0]["admission"]["programs"] == 0:
+            pass
+        post(gated, "pause_generation", mode="retract")
+        post(gated, "abort_request", rid="gone")
+        post(gated, "continue_generation")
+        asked.result()
+    assert program(gated, "next")
+    assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
+
+
+def test_requests_whose_grammar_has_to_be_compiled_first_wait_for_their_turn_too(gated: Server) -> None:
+    gated.fresh()
+
+    def ask(number: int) -> str:
+        action = step_action(workflow_id=f"json-{number}", workflow_type="long", agent="worker", final=True)
+        text = f"{number}: " + "Somebody looks at something long. " * 20
+        sampling = {"max_new_tokens": 40, "temperature": 0, "regex": f"[a-f{number}]{{{30 + number}}}"}
+        body = {"text": text, "sampling_params": sampling, "kv_hints": envelope([action])}
+        return gated.client.post("/generate", json=body).json()["text"]
+
+    held = []
+    with ThreadPoolExecutor(PROGRAMS) as pool:
+        running = [pool.submit(ask, number) for number in range(PROGRAMS)]
+        while not all(one.done() for one in running):
+            held.append(gated.get("stats")["replicas"][0]["admission"]["held"])
+    assert max(held) > 0
+    assert all(set(one.result()) <= set(f"abcdef{number}") for number, one in enumerate(running))
+    assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
+
+
+def post(server: Server, path: str, **body: Any) -> None:
+    assert server.client.post(f"/{path}", json=body).status_code == 200

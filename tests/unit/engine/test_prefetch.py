@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvflow.engine import Coordinator, Counters, DeviceView, Load, Prefetcher, PromptClaim
+from kvflow.engine import Coordinator, Counters, DeviceView, Load, Prefetcher, PromptClaim, Room
 from kvflow.engine.owners import Owners
 from kvflow.policy import PrefetchPace, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -51,6 +51,7 @@ class Table:
         self.root = Node()
         self.fixed = {agent: Node(100, self.root) for agent in "abcdef"}
         self.free_tokens = 0
+        self.running = 0
         for agent, node in self.fixed.items():
             self.say("before", **{agent: 0.1})
             self.coordinator.tag(PromptClaim(workflow_id="before", workflow_type="t", agent=agent), [(node, 100)], 100)
@@ -77,8 +78,15 @@ class Table:
         self.coordinator.open_round(leaves)
         return DeviceView(leaves=leaves, locked=lambda node: node.locked, own_order=lambda node: node.last_access_time)
 
+    def room(self) -> Room:
+        nodes = [node for top in self.root.children.values() for node in (top, *top.children.values())]
+        evictable_tokens = sum(node.tokens for node in nodes if not (node.evicted or node.locked))
+        return Room(
+            free_tokens=self.free_tokens, evictable_tokens=evictable_tokens, running=self.running, page_tokens=16
+        )
+
     def next(self) -> Load | None:
-        return self.prefetcher.next(self.free_tokens, self.device)
+        return self.prefetcher.next(self.room(), self.device)
 
     def load(self) -> Load:
         load = self.next()
@@ -307,7 +315,7 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     table.evict("a", "b")
     table.say("w", a=0.1)
     table.free_tokens = 150
-    load = table.prefetcher.asked(table.fixed["b"], table.free_tokens, table.device)
+    load = table.prefetcher.asked(table.fixed["b"], table.room(), table.device)
     assert load is not None
     assert load.asked
     table.prefetcher.begun(load)
@@ -318,4 +326,34 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     table.prefetcher.left(table.fixed["b"])
     assert table.counters.prefetch_used_tokens == table.counters.prefetch_wasted_tokens == 0
     table.say("v", a=0.05, c=0.05, d=0.05, e=0.05, f=0.05)
-    assert table.prefetcher.asked(table.fixed["b"], 50, table.device) is None, "all else is needed sooner"
+    table.free_tokens = 50
+    assert table.prefetcher.asked(table.fixed["b"], table.room(), table.device) is None, "all else is needed sooner"
+
+
+@pytest.mark.parametrize(("running", "loads"), [(0, True), (1, True), (2, False)])
+def test_what_requests_that_run_need_meanwhile_is_left_to_them(running: int, loads: bool) -> None:
+    """100 tokens take 0.1 s, or 13 steps of 8 ms, in which a request fills a page of 16 and 13 more at most."""
+    table = Table()
+    table.evict("a")
+    for agent in "bcdef":
+        table.fixed[agent].locked = True
+    table.free_tokens, table.running = 140, running
+    table.say("w", a=0.2)
+    assert (table.next() is not None) == loads
+
+
+def test_what_can_leave_for_them_counts_unless_the_load_hangs_below_it() -> None:
+    table = Table()
+    tail = Node(100, table.fixed["a"])
+    table.say("w", a=0.2)
+    context = [(tail, 200), (table.fixed["a"], 100)]
+    table.coordinator.tag(PromptClaim(workflow_id="w", workflow_type="t", agent="a"), context, 100)
+    tail.evicted = True
+    for agent in "cdef":
+        table.fixed[agent].locked = True
+    table.free_tokens, table.running = 110, 2
+    table.fixed["b"].locked = True
+    assert table.next() is None, "a's own prompt cannot leave while what hangs below it comes"
+    table.fixed["b"].locked = False
+    table.time(10.15)
+    assert table.load().anchor is tail
