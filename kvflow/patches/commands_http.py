@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,41 @@ if TYPE_CHECKING:
 
 _BEST_FIRST = (Status.ACCEPTED, Status.CLIPPED, Status.DEFERRED, Status.UNSUPPORTED, Status.REJECTED, Status.MISSING)
 """What counts where several replicas answer: a workflow lives on those its requests have gone to."""
+
+
+class Terms:
+    """How long something may hold that a command has said: so long the schedulers need the time, whatever else runs.
+
+    Args:
+        clock: seconds, as the schedulers are told them.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until_s: float | None = None
+        self._under_way = 0
+
+    def sent(self, ttl_s: float) -> None:
+        """A command begins to hold now."""
+        self._until_s = max(self._until_s or 0.0, self._clock() + ttl_s)
+
+    def begin(self, commands: Sequence[KvCommand]) -> float:
+        """A request carries commands on its prompt, which begin to hold before it is answered; returns how long."""
+        self._under_way += 1
+        return max(command.ttl_s for command in commands)
+
+    def end(self, ttl_s: float) -> None:
+        """That request has been answered."""
+        self._under_way -= 1
+        self.sent(ttl_s)
+
+    def run(self) -> bool:
+        """Whether the schedulers need the time now: until it has passed the end of all that may hold."""
+        if self._until_s is None:
+            return self._under_way > 0
+        if self._clock() > self._until_s:
+            self._until_s = None
+        return True
 
 
 def prompt_commands(front: Front, commands: Sequence[DecodedCommand], step: StepFact | None) -> list[KvCommand]:
@@ -35,9 +70,11 @@ async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_requ
         else:
             outcomes[index] = _outcome(item, Status.REJECTED, "no request carries it: name an agent or a workflow")
     if sent:
-        fields = [asdict(_command(front, commands[index], None)) for index in sent]
+        resolved = [_command(front, commands[index], None) for index in sent]
+        front.tell_time()
+        front.terms.sent(max(command.ttl_s for command in resolved))
         try:
-            replicas = await front.ask("commands", commands=fields)
+            replicas = await front.ask("commands", commands=[asdict(command) for command in resolved])
         except ServerUnavailableError as error:
             outcomes |= {index: _outcome(commands[index], Status.REJECTED, str(error)) for index in sent}
         else:

@@ -43,12 +43,14 @@ class Admission:
         envelope: its hints with the claim in place; None if they were malformed and we are lenient.
         step: the step it belongs to, if any.
         commands: what becomes of the commands it carries.
+        hold_s: how long those on its prompt may hold once it has been answered; None if there are none.
         reuses: whether it asks for reuse.
     """
 
     envelope: dict[str, Any] | None = None
     step: StepFact | None = None
     commands: asyncio.Task[list[Outcome]] | None = None
+    hold_s: float | None = None
     reuses: bool = False
 
 
@@ -82,6 +84,7 @@ class Front:
         self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
         self._checker = Checker(self, tokenizer_manager)
+        self.terms = commands_http.Terms(self._clock)
         self._timers: list[asyncio.Task[None]] = []
         self._questions: dict[str, _Question] = {}
         self._replicas = tokenizer_manager.server_args.dp_size
@@ -118,12 +121,15 @@ class Front:
         outcomes = self._take(decoded.facts, with_request=True)
         step = _own_step(decoded.facts, outcomes)
         own = commands_http.prompt_commands(self, decoded.commands, step)
+        if own:
+            self.tell_time()
         commands = None
         if decoded.commands:
             commands = asyncio.create_task(commands_http.execute(self, decoded.commands, with_request=True))
         reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
         carried = claim.attach(envelope, step and self._claim(step), own, reuse)
-        return Admission(envelope=carried, step=step, commands=commands, reuses=reuse is not None)
+        hold_s = self.terms.begin(own) if own else None
+        return Admission(envelope=carried, step=step, commands=commands, hold_s=hold_s, reuses=reuse is not None)
 
     def infer(self, prompt: Sequence[int], namespace: str, kind: str, marks: Sequence[str]) -> Admission:
         """Take a request that says nothing of itself, see :meth:`~kvflow.control.threads.Threads.asks`."""
@@ -137,6 +143,8 @@ class Front:
         """A request has been answered, or given up; to be called once for each that was admitted."""
         if admission.reuses:
             self._checker.soon()
+        if admission.hold_s is not None:
+            self.terms.end(admission.hold_s)
         step = admission.step
         if step is None:
             return
@@ -193,6 +201,10 @@ class Front:
         if updates:
             self._tick(updates)
 
+    def tell_time(self) -> None:
+        """Send the time alone, for what is sent next to be reckoned from."""
+        self._tick([])
+
     def _tick(
         self,
         updates: list[WorkflowUpdate],
@@ -245,12 +257,12 @@ class Front:
         )
 
     async def _keep_time(self) -> None:
-        """Let things expire, and while there are workflows tell the schedulers the time."""
+        """Let things expire, and tell the schedulers the time while there are workflows, or commands that may hold."""
         while True:
             await asyncio.sleep(_TICK_S)
             try:
                 updates = self.plane.expire()
-                if updates or len(self.plane):
+                if self.terms.run() or updates or len(self.plane):
                     self._tick(updates)
             except Exception:
                 note("expiry")

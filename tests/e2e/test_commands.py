@@ -64,6 +64,24 @@ def test_a_pin_ends_by_itself(server: Server) -> None:
     assert cached(server, prompts["old"])["device"] == 0
 
 
+def pinned(server: Server) -> int:
+    """Tokens on the device that a pin holds."""
+    return server.get("cache")["replicas"][0]["tokens"].get("device/pinned", 0)
+
+
+def test_a_pin_lasts_as_long_as_it_says_while_no_workflow_lives(server: Server) -> None:
+    time.sleep(2.5)  # nobody has told the schedulers the time since
+    pin = command_action("kv.pin", target={"kind": "prompt"}, ttl_s=2.0)
+    server.generate(text("mine"), kv_hints=envelope([pin]))
+    server.step("w", "worker", text("another"), tenant="another")
+    assert pinned(server) >= FIXED_TOKENS - 16
+    assert command(server, "kv.pin", agent("w", "worker"), ttl_s=1.0)[0] == "accepted"
+    assert pinned(server) >= 2 * (FIXED_TOKENS - 16)
+    server.end("w")
+    time.sleep(2.5)
+    assert pinned(server) == 0
+
+
 def there_and_back(server: Server) -> dict[str, str]:
     """One of two contexts leaves the device by command, and comes back by command."""
     prompts = two_workflows(server)
