@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,9 +21,9 @@ class KvCommand:
     """One command, its target resolved as far as the control plane can.
 
     Attributes:
-        workflow_id: None for the prompt of the request that carries it.
+        workflow_id: None for the prompt of a request without a step.
         agent: None for all of the workflow.
-        start_tokens, end_tokens: range of the prompt.
+        start_tokens, end_tokens: range of the prompt of the request that carries it; an end of None: with its answer.
         tier: the uppermost tier a pin is for.
         tenant: whose budget it counts for.
     """
@@ -56,6 +57,17 @@ class Capacity:
     tenant_share: float
 
 
+@dataclass(slots=True, kw_only=True)
+class _Leaving:
+    """What is to leave the device once its copies are through."""
+
+    command: KvCommand
+    nodes: list[Node]
+    claims: set[Claim]
+    until_s: float
+    gone: int = 0
+
+
 class Commands:
     """Executes commands on the nodes of claims and prompts.
 
@@ -64,6 +76,7 @@ class Commands:
         prefetcher: takes orders to load; None where there is nothing to load from.
         capacity: asked for each time.
         demote: lets a node leave the device if it can; tells whether it did.
+        copying: whether a copy of a node to the host is under way.
     """
 
     def __init__(
@@ -72,11 +85,14 @@ class Commands:
         prefetcher: Prefetcher | None,
         capacity: Callable[[], Capacity],
         demote: Callable[[Node], bool],
+        copying: Callable[[Node], bool] = lambda node: False,
     ) -> None:
         self._coordinator = coordinator
         self._prefetcher = prefetcher
         self._capacity = capacity
         self._demote = demote
+        self._copying = copying
+        self._leaving: list[_Leaving] = []
         self._pinned: dict[tuple[str, Tier], dict[Node, Pin]] = {}
 
     def execute(self, command: KvCommand) -> Answer:
@@ -103,15 +119,24 @@ class Commands:
             command: its range is widened to whole nodes.
             path: the prompt's nodes with the position of each node's last token + 1, deepest first.
         """
-        end_tokens = command.end_tokens if command.end_tokens is not None else path[0][1]
+        end_tokens = math.inf if command.end_tokens is None else command.end_tokens
         nodes = [node for node, end in path if end > command.start_tokens and end - len(node.key) < end_tokens]
         if not nodes:
-            return Answer(status="missing", reason="the prompt has no such tokens")
-        return self._on(command, nodes, set())
+            return Answer(status="missing", reason="the prompt has no such tokens in the cache, in whole pages")
+        claims = self._coordinator.claims.of(command.workflow_id or "") or {}
+        own = {claim for agent, claim in claims.items() if agent == command.agent}
+        return self._on(command, nodes, own)
+
+    def tick(self) -> list[tuple[KvCommand, Answer]]:
+        """Time has passed: carry out what had to wait; returns what has become of it."""
+        waiting, self._leaving = self._leaving, []
+        answers = [(each.command, self._leave(each)) for each in waiting]
+        return [(command, answer) for command, answer in answers if answer.status != "deferred"]
 
     def flushed(self) -> None:
         """The cache has been flushed."""
         self._pinned.clear()
+        self._leaving.clear()
 
     def _nodes_of(self, claim: Claim) -> list[Node]:
         """A claim's cached context, deepest first."""
@@ -130,7 +155,8 @@ class Commands:
         if command.verb == "kv.prefetch":
             return self._prefetch(command, nodes)
         if command.verb == "kv.demote":
-            return self._leave(nodes, claims)
+            until_s = self._coordinator.claims.clock.now_s + command.ttl_s
+            return self._leave(_Leaving(command=command, nodes=nodes, claims=claims, until_s=until_s))
         return self._release(command.tenant, nodes)
 
     def _pin(self, command: KvCommand, nodes: list[Node]) -> Answer:
@@ -195,29 +221,37 @@ class Commands:
             return Answer(status="rejected", reason="too many loads are ordered already")
         return Answer(status="deferred", reason="loads as soon as the link and room allow", tokens=missing)
 
-    def _leave(self, nodes: list[Node], claims: set[Claim]) -> Answer:
-        """From the leaves up, as far as nobody else is known to use them."""
+    def _leave(self, leaving: _Leaving) -> Answer:
+        """From the leaves up, as far as nobody else is known to use them; again later if a copy is under way."""
         gone = shared = 0
+        nodes = leaving.nodes = [node for node in leaving.nodes if self._coordinator.cached(node)]
         for node in sorted(nodes, key=_depth, reverse=True):
             if node.evicted:
                 continue
-            if self._wanted_by_others(node, claims):
+            if self._wanted_by_others(node, leaving):
                 shared += len(node.key)
             elif self._demote(node):
                 gone += len(node.key)
-        left = sum(len(node.key) for node in nodes if not node.evicted)
+        left = [node for node in nodes if not node.evicted]
+        leaving.gone += gone
         if not left:
-            return Answer(status="accepted", tokens=gone)
-        reason = f"{left} tokens stay: in use, not yet copied to the host, or used by others ({shared})"
-        return Answer(status="clipped" if gone else "rejected", reason=reason, tokens=gone)
+            return Answer(status="accepted", tokens=leaving.gone)
+        if self._coordinator.claims.clock.now_s < leaving.until_s and any(map(self._copying, left)):
+            self._leaving.append(leaving)
+            return Answer(status="deferred", reason="leaves once it has been copied to the host", tokens=leaving.gone)
+        tokens = sum(len(node.key) for node in left)
+        reason = f"{tokens} tokens stay: in use, not copied to the host, or used by others ({shared})"
+        return Answer(status="clipped" if leaving.gone else "rejected", reason=reason, tokens=leaving.gone)
 
-    @staticmethod
-    def _wanted_by_others(node: Node, claims: set[Claim]) -> bool:
+    def _wanted_by_others(self, node: Node, leaving: _Leaving) -> bool:
         owners = node.owners
         if owners is None:
             return False
-        others = any(claim.expected for claim in owners.claims if claim not in claims)
-        return others or any(set(role.claims) - claims for role in owners.fixed)
+        now_s, tenant = self._coordinator.claims.clock.now_s, leaving.command.tenant
+        if any(pin.on_device and pin.until_s > now_s for (by, _), pin in owners.pins.items() if by != tenant):
+            return True
+        others = any(claim.expected for claim in owners.claims if claim not in leaving.claims)
+        return others or any(set(role.claims) - leaving.claims for role in owners.fixed)
 
     def _release(self, tenant: str, nodes: list[Node]) -> Answer:
         """Lift what this tenant has pinned; others' pins on the same nodes stay."""

@@ -12,7 +12,9 @@ from kvflow.policy import UNKNOWN, EvictionClass
 
 _MOST_OWNERS = 4
 
-Event = Literal["evicted", "loaded", "loaded ahead", "stalled", "held back", "let in", "reused", "computed"]
+Event = Literal[
+    "evicted", "loaded", "loaded ahead", "stalled", "held back", "let in", "reused", "computed", "commanded"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,10 @@ class Journal:
     def reused(self, workflow_id: str, agent: str, tokens: int, reason: str) -> None:
         """A prompt that asked for reuse has been planned; nothing of it is put in if there are no tokens."""
         self._enter("reused" if tokens else "computed", ((workflow_id, agent),), tokens, reason)
+
+    def commanded(self, workflow_id: str, agent: str, tokens: int, reason: str) -> None:
+        """A command has been carried out, or not."""
+        self._enter("commanded", ((workflow_id, agent),), tokens, reason)
 
     def read(self, workflow_id: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """The latest entries, the oldest of them first; of one workflow if it is named."""

@@ -22,6 +22,8 @@ def attach(
     claim: PromptClaim | None,
     commands: Sequence[KvCommand] = (),
     reuse: dict[str, Any] | None = None,
+    *,
+    key: str = "",
 ) -> dict[str, Any]:
     """Copy an envelope with what the schedulers need in place; foreign actions pass through untouched.
 
@@ -30,12 +32,13 @@ def attach(
         claim: whose prompt it is.
         commands: on that prompt.
         reuse: ``slots`` as (start, end, name) in tokens of the prompt, and ``mode``; None if not asked for.
+        key: tells what becomes of the commands from what becomes of others'.
     """
     own = (ACTION_TYPE, COMMAND_TYPE, REUSE_TYPE)
     actions = [action for action in envelope.get("actions", ()) if action["action_type"] not in own]
     if claim is not None:
         actions.append(_action(ACTION_TYPE, asdict(claim)))
-    actions += [_action(COMMAND_TYPE, asdict(command)) for command in commands]
+    actions += [_action(COMMAND_TYPE, asdict(command)) | {"action_id": key} for command in commands]
     if reuse is not None:
         actions.append(_action(REUSE_TYPE, reuse))
     return {**envelope, "actions": actions}
@@ -45,11 +48,11 @@ def _action(action_type: str, payload: dict[str, Any]) -> dict[str, Any]:
     return {"action_id": action_type, "action_type": action_type, "action_version": "1", "payload": payload}
 
 
-def commands_of(req: Any) -> list[KvCommand]:
-    """Commands on the prompt of a scheduler's request."""
-    if req.kv_hints is None:
-        return []
-    return [KvCommand(**a.payload) for a in req.kv_hints.actions if a.action_type == COMMAND_TYPE]
+def commands_of(req: Any) -> tuple[str, list[KvCommand]]:
+    """Commands on the prompt of a scheduler's request, and their key."""
+    actions = req.kv_hints.actions if req.kv_hints is not None else ()
+    own = [a for a in actions if a.action_type == COMMAND_TYPE]
+    return (own[0].action_id if own else ""), [KvCommand(**a.payload) for a in own]
 
 
 def reuse_of(req: Any) -> dict[str, Any] | None:

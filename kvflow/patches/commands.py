@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvflow.engine import Answer, Capacity, Commands, KvCommand
 from kvflow.patches.claim import commands_of
-from kvflow.patches.guard import note
+from kvflow.patches.guard import Guard, note
+from kvflow.patches.messages import KvflowCommanded
 
 if TYPE_CHECKING:
     from kvflow.config import Settings
@@ -28,40 +29,76 @@ class CacheCommands:
         self._cache = cache
         self._share = settings.commands.pin_share
         planner = cache.prefetch.planner if cache.prefetch is not None else None
-        self._commands = Commands(cache.coordinator, planner, self._capacity, self._demote)
+        self._commands = Commands(cache.coordinator, planner, self._capacity, self._demote, _copying)
+        self._guard = Guard("commands")
         self.outcomes: Counter[str] = Counter()
+        self.tell: Callable[[KvflowCommanded, Any], None] = lambda message, req: None
 
     def execute(self, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Execute commands on workflows and their agents, in order; one that fails hurts no other."""
-        return [self._answer(self._commands.execute, KvCommand(**fields)) for fields in commands]
+        return [asdict(self._answer(self._commands.execute, KvCommand(**fields))) for fields in commands]
 
     def prompt(self, req: Any) -> None:
-        """Execute what a request says about its own prompt, once all of it is there."""
-        if hasattr(req, "_kvflow_commanded"):
+        """Execute what a request says about its own prompt, once all of it is there.
+
+        But for what lets it go: that has to wait for the request itself.
+        """
+        if hasattr(req, "_kvflow_answers"):
             return
-        commands = commands_of(req)
-        tokens = self._cache.publishable(req, len(req.origin_input_ids))
-        tokens -= tokens % self._cache.page_size
+        _, commands = commands_of(req)
         path = self._cache.path_of(req) if commands and req.lock is not None else []
-        if commands and (not path or path[0][1] < tokens):
+        if commands and (not path or path[0][1] < self._tokens(req)):
             return
-        req._kvflow_commanded = True
-        for command in commands:
-            end_tokens = min(tokens, command.end_tokens or tokens)
-            self._answer(self._commands.on_prompt, replace(command, end_tokens=end_tokens), path)
+        now = {place: command for place, command in enumerate(commands) if command.verb != "kv.demote"}
+        req._kvflow_answers = {place: self._on_prompt(req, command, path) for place, command in now.items()}
+
+    def over(self, req: Any) -> None:
+        """Execute the rest when a request has let go of its path, for good, and say what has become of all."""
+        key, commands = commands_of(req)
+        if not commands:
+            return
+        path = self._cache.path_of(req) if req.kv.holds_kv else []  # else a session goes on with it
+        answers: dict[int, Answer] = getattr(req, "_kvflow_answers", {})
+        for place, command in enumerate(commands):
+            if place not in answers:
+                answers[place] = self._on_prompt(req, command, path)
+        told = [asdict(answer) for _, answer in sorted(answers.items())]
+        self.tell(KvflowCommanded(key=key, answers=told), req)
+
+    def tick(self) -> None:
+        """Time has passed: carry out what had to wait."""
+        for command, answer in self._guard.run(self._commands.tick, default=[]):
+            self._count(command, answer)
 
     def flushed(self) -> None:
         """The cache has been flushed."""
         self._commands.flushed()
 
-    def _answer(self, execute: Callable[..., Answer], *arguments: Any) -> dict[str, Any]:
+    def _on_prompt(self, req: Any, command: KvCommand, path: list[tuple[Any, int]]) -> Answer:
+        tokens = self._tokens(req)
+        end_tokens = min(tokens, command.end_tokens or tokens)
+        if command.verb == "kv.demote" and end_tokens == tokens:
+            end_tokens = None  # the answer hangs below the prompt, and has to leave before it
+        return self._answer(self._commands.on_prompt, replace(command, end_tokens=end_tokens), path)
+
+    def _tokens(self, req: Any) -> int:
+        """How much of a request's prompt can be in the cache, in whole pages."""
+        tokens = self._cache.publishable(req, len(req.origin_input_ids))
+        return tokens - tokens % self._cache.page_size
+
+    def _answer(self, execute: Callable[..., Answer], command: KvCommand, *arguments: Any) -> Answer:
         try:
-            answer = execute(*arguments)
+            answer = execute(command, *arguments)
         except Exception:
             note("commands")
             answer = Answer(status="rejected", reason="kvflow failed; see the server's log")
+        self._count(command, answer)
+        return answer
+
+    def _count(self, command: KvCommand, answer: Answer) -> None:
         self.outcomes[answer.status] += 1
-        return asdict(answer)
+        reason = f"{command.verb}: {answer.status}" + (f", {answer.reason}" if answer.reason else "")
+        self._cache.journal.commanded(command.workflow_id or "", command.agent or "", answer.tokens, reason)
 
     def _capacity(self) -> Capacity:
         memory = self._cache.watch.memory()
@@ -73,3 +110,8 @@ class CacheCommands:
             return False
         cache._evict_device_leaf(node.id, dict.fromkeys(cache.tree_components, 0))
         return True
+
+
+def _copying(node: Any) -> bool:
+    """Whether a copy of a node to the host is under way."""
+    return node.write_through_pending_id is not None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from kvflow.engine import KvCommand
 from kvflow.errors import ServerUnavailableError
 from kvflow.hints import AgentTarget, DecodedCommand, Outcome, PromptTarget, Status, StepFact
 
 if TYPE_CHECKING:
-    from kvflow.patches.front import Front
+    from kvflow.patches.front import Admission, Front
 
 _BEST_FIRST = (Status.ACCEPTED, Status.CLIPPED, Status.DEFERRED, Status.UNSUPPORTED, Status.REJECTED, Status.MISSING)
 """What counts where several replicas answer: a workflow lives on those its requests have gone to."""
@@ -33,13 +34,12 @@ class Terms:
         """A command begins to hold now."""
         self._until_s = max(self._until_s or 0.0, self._clock() + ttl_s)
 
-    def begin(self, commands: Sequence[KvCommand]) -> float:
-        """A request carries commands on its prompt, which begin to hold before it is answered; returns how long."""
+    def begin(self) -> None:
+        """A request carries commands on its prompt, which begin to hold before it is answered."""
         self._under_way += 1
-        return max(command.ttl_s for command in commands)
 
     def end(self, ttl_s: float) -> None:
-        """That request has been answered."""
+        """That request has been answered, and its commands hold for so long."""
         self._under_way -= 1
         self.sent(ttl_s)
 
@@ -52,23 +52,61 @@ class Terms:
         return True
 
 
-def prompt_commands(front: Front, commands: Sequence[DecodedCommand], step: StepFact | None) -> list[KvCommand]:
-    """Commands on the prompt of the request they came with."""
-    tenant = (step.tenant if step is not None else None) or ""
-    return [_command(front, item, tenant) for item in commands if isinstance(item.command.target, PromptTarget)]
+@dataclass(slots=True, kw_only=True)
+class PromptCommands:
+    """Commands on the prompt of the request they came with, until it has been answered.
+
+    Attributes:
+        key: tells them from those of other requests.
+        items: all commands that came with it.
+        commands: those on its prompt, in order.
+        answers: what has become of the latter, from each run of the request; empty until it is over.
+    """
+
+    key: str
+    items: Sequence[DecodedCommand]
+    commands: Sequence[KvCommand]
+    answers: list[list[dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def ttl_s(self) -> float:
+        """How long one of them may hold, at most."""
+        return max(command.ttl_s for command in self.commands)
+
+
+def on_prompt(front: Front, items: Sequence[DecodedCommand], step: StepFact | None) -> PromptCommands | None:
+    """Commands on the prompt of the request they came with, if there are any; they hold from now on, not earlier."""
+    own = [_command(front, item, step) for item in items if isinstance(item.command.target, PromptTarget)]
+    if not own:
+        return None
+    front.tell_time()
+    return PromptCommands(key=uuid4().hex, items=items, commands=own)
+
+
+def outcomes(front: Front, admission: Admission) -> list[Outcome]:
+    """What has become of a request's commands, as far as is known."""
+    task, prompt = admission.commands, admission.prompt
+    if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        return []
+    result = list(task.result())
+    if prompt is not None and prompt.answers:
+        places = [place for place, item in enumerate(prompt.items) if isinstance(item.command.target, PromptTarget)]
+        for place, answers in zip(places, zip(*prompt.answers, strict=True), strict=True):
+            result[place] = _joined(front, prompt.items[place], list(answers))
+    return result
 
 
 async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_request: bool) -> list[Outcome]:
     """Execute commands, those on a prompt excepted; outcomes in the order of the commands, and counted."""
-    outcomes: dict[int, Outcome] = {}
+    found: dict[int, Outcome] = {}
     sent: list[int] = []
     for index, item in enumerate(commands):
         if not isinstance(item.command.target, PromptTarget):
             sent.append(index)
         elif with_request:
-            outcomes[index] = _outcome(item, Status.DEFERRED, "until the prompt has been computed")
+            found[index] = _outcome(item, Status.DEFERRED, "until the prompt has been computed")
         else:
-            outcomes[index] = _outcome(item, Status.REJECTED, "no request carries it: name an agent or a workflow")
+            found[index] = _outcome(item, Status.REJECTED, "no request carries it: name an agent or a workflow")
     if sent:
         resolved = [_command(front, commands[index], None) for index in sent]
         front.tell_time()
@@ -76,16 +114,16 @@ async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_requ
         try:
             replicas = await front.ask("commands", commands=[asdict(command) for command in resolved])
         except ServerUnavailableError as error:
-            outcomes |= {index: _outcome(commands[index], Status.REJECTED, str(error)) for index in sent}
+            found |= {index: _outcome(commands[index], Status.REJECTED, str(error)) for index in sent}
         else:
             problem = "; ".join(sorted({answer.error for answer in replicas if answer.error}))
             for place, index in enumerate(sent):
                 answers = [answer.data["answers"][place] for answer in replicas if not answer.error]
                 if answers:
-                    outcomes[index] = _joined(front, commands[index], answers)
+                    found[index] = _joined(front, commands[index], answers)
                 else:
-                    outcomes[index] = _outcome(commands[index], Status.UNSUPPORTED, problem)
-    result = [outcomes[index] for index in range(len(commands))]
+                    found[index] = _outcome(commands[index], Status.UNSUPPORTED, problem)
+    result = [found[index] for index in range(len(commands))]
     front.plane.count(result)
     return result
 
@@ -100,7 +138,7 @@ def _joined(front: Front, item: DecodedCommand, answers: list[dict[str, Any]]) -
     return _outcome(item, status, reason)
 
 
-def _command(front: Front, item: DecodedCommand, tenant: str | None) -> KvCommand:
+def _command(front: Front, item: DecodedCommand, step: StepFact | None) -> KvCommand:
     command, limits = item.command, front.settings.commands
     target = command.target
     ttl_s = min(command.ttl_s or limits.default_ttl_s, limits.max_ttl_s)
@@ -108,7 +146,10 @@ def _command(front: Front, item: DecodedCommand, tenant: str | None) -> KvComman
     if command.tier is not None:
         common["tier"] = command.tier
     if isinstance(target, PromptTarget):
-        return KvCommand(**common, tenant=tenant or "", start_tokens=target.start_tokens, end_tokens=target.end_tokens)
+        common |= {"start_tokens": target.start_tokens, "end_tokens": target.end_tokens}
+        if step is None:
+            return KvCommand(**common)
+        return KvCommand(**common, tenant=step.tenant or "", workflow_id=step.workflow_id, agent=step.agent)
     return KvCommand(
         **common,
         tenant=front.plane.tenant_of(target.workflow_id),

@@ -25,7 +25,7 @@ from kvflow.patches import claim, commands_http
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots
-from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
+from kvflow.patches.messages import KvflowAnswer, KvflowCommanded, KvflowQuery, KvflowUpdates
 from kvflow.predict import WorkflowUpdate
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class Admission:
         envelope: its hints with the claim in place; None if they were malformed and we are lenient.
         step: the step it belongs to, if any.
         commands: what becomes of the commands it carries.
-        hold_s: how long those on its prompt may hold once it has been answered; None if there are none.
+        prompt: those on its prompt, if there are any.
         reuses: whether it asks for reuse.
     """
 
     envelope: dict[str, Any] | None = None
     step: StepFact | None = None
     commands: asyncio.Task[list[Outcome]] | None = None
-    hold_s: float | None = None
+    prompt: commands_http.PromptCommands | None = None
     reuses: bool = False
 
 
@@ -87,8 +87,10 @@ class Front:
         self.terms = commands_http.Terms(self._clock)
         self._timers: list[asyncio.Task[None]] = []
         self._questions: dict[str, _Question] = {}
+        self._prompts: dict[str, commands_http.PromptCommands] = {}
         self._replicas = tokenizer_manager.server_args.dp_size
-        tokenizer_manager._result_dispatcher += TypeBasedDispatcher([(KvflowAnswer, self.receive)])
+        ours = [(KvflowAnswer, self.receive), (KvflowCommanded, self.commanded)]
+        tokenizer_manager._result_dispatcher += TypeBasedDispatcher(ours)
 
     @classmethod
     def of(cls, tokenizer_manager: Any) -> Front:
@@ -120,16 +122,17 @@ class Front:
         self.plane.count(decoded.outcomes)
         outcomes = self._take(decoded.facts, with_request=True)
         step = _own_step(decoded.facts, outcomes)
-        own = commands_http.prompt_commands(self, decoded.commands, step)
-        if own:
-            self.tell_time()
+        prompt = commands_http.on_prompt(self, decoded.commands, step)
         commands = None
         if decoded.commands:
             commands = asyncio.create_task(commands_http.execute(self, decoded.commands, with_request=True))
         reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
-        carried = claim.attach(envelope, step and self._claim(step), own, reuse)
-        hold_s = self.terms.begin(own) if own else None
-        return Admission(envelope=carried, step=step, commands=commands, hold_s=hold_s, reuses=reuse is not None)
+        own, key = (prompt.commands, prompt.key) if prompt is not None else ((), "")
+        carried = claim.attach(envelope, step and self._claim(step), own, reuse, key=key)
+        if prompt is not None:
+            self._prompts[prompt.key] = prompt
+            self.terms.begin()
+        return Admission(envelope=carried, step=step, commands=commands, prompt=prompt, reuses=reuse is not None)
 
     def infer(self, prompt: Sequence[int], namespace: str, kind: str, marks: Sequence[str]) -> Admission:
         """Take a request that says nothing of itself, see :meth:`~kvflow.control.threads.Threads.asks`."""
@@ -143,8 +146,9 @@ class Front:
         """A request has been answered, or given up; to be called once for each that was admitted."""
         if admission.reuses:
             self._checker.soon()
-        if admission.hold_s is not None:
-            self.terms.end(admission.hold_s)
+        if admission.prompt is not None:
+            self._prompts.pop(admission.prompt.key, None)
+            self.terms.end(admission.prompt.ttl_s)
         step = admission.step
         if step is None:
             return
@@ -195,6 +199,12 @@ class Front:
         question = self._questions.get(answer.query_id)
         if question is not None:
             question.add(answer)
+
+    def commanded(self, message: KvflowCommanded) -> None:
+        """Take what has become of the commands on a request's prompt, unless nobody waits for it any more."""
+        prompt = self._prompts.get(message.key)
+        if prompt is not None:
+            prompt.answers.append(message.answers)
 
     def send(self, updates: list[WorkflowUpdate]) -> None:
         """Send predictions, and the time, to every rank of every replica, ahead of later requests."""

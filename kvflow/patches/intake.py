@@ -16,7 +16,7 @@ from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import Segments, decode_envelope
 from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
-from kvflow.patches import inferring
+from kvflow.patches import commands_http, inferring
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots, plain, roles_and_texts
@@ -66,7 +66,7 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
                 # Not before the client has it, which would make it wait, but before it can ask again.
                 asyncio.get_running_loop().call_soon(_answered, front, admissions, told)
                 told = len(admissions)
-            yield _with_outcomes(answer, admissions)
+            yield _with_outcomes(front, answer, admissions)
     finally:
         _answered(front, admissions, told)
 
@@ -83,13 +83,17 @@ def _is_last(answer: Any, obj: Any) -> bool:
     return bool(getattr(obj, "is_single", False) and answer.get("meta_info", {}).get("finish_reason"))
 
 
-def _with_outcomes(answer: Any, admissions: list[Admission]) -> Any:
-    """Say in the last answer of a request what has become of its commands (``meta_info.kvflow``)."""
-    if len(admissions) == 1 and isinstance(answer, dict):
-        commands, meta = admissions[0].commands, answer.get("meta_info")
-        known = commands is not None and commands.done() and not commands.cancelled() and commands.exception() is None
-        if commands is not None and known and isinstance(meta, dict) and meta.get("finish_reason"):
-            meta["kvflow"] = {"outcomes": [asdict(outcome) for outcome in commands.result()]}
+def _with_outcomes(front: Front, answer: Any, admissions: list[Admission]) -> Any:
+    """Say in the last answers of a request what has become of its commands (``meta_info.kvflow``)."""
+    answers = answer if isinstance(answer, list) else [answer]
+    if len(admissions) not in (1, len(answers)):  # an answer of a batch that is streamed
+        return answer
+    for each, admission in zip(answers, admissions * (len(answers) // len(admissions)), strict=True):
+        meta = each.get("meta_info") if isinstance(each, dict) else None
+        if isinstance(meta, dict) and meta.get("finish_reason"):
+            outcomes = commands_http.outcomes(front, admission)
+            if outcomes:
+                meta["kvflow"] = {"outcomes": [asdict(outcome) for outcome in outcomes]}
     return answer
 
 

@@ -44,6 +44,18 @@ class KvflowAnswer(BaseReq, kw_only=True):
     data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class KvflowCommanded(BaseReq, kw_only=True):
+    """What has become of the commands on a request's prompt, from each data-parallel replica that has run it.
+
+    Attributes:
+        key: of the request's commands, see `claim.attach`.
+        answers: of each command, in order.
+    """
+
+    key: str
+    answers: list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
 def announce() -> None:
     """Make the messages known to SGLang's encoder in this process."""
-    hook_custom_types(KvflowUpdates, KvflowQuery, KvflowAnswer)
+    hook_custom_types(KvflowUpdates, KvflowQuery, KvflowAnswer, KvflowCommanded)

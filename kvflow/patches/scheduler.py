@@ -27,6 +27,8 @@ def dispatch(result: None, self: Any) -> None:
         ]
     )
     self.tree_cache.kvflow_reuse_problem = reuse_hooks.start(self)
+    if isinstance(self.tree_cache, KvflowRadixCache):
+        self.tree_cache.commands.tell = self.ipc_channels.send_to_tokenizer.send_output
 
 
 def take_updates(cache: Any, message: KvflowUpdates) -> None:
@@ -35,6 +37,7 @@ def take_updates(cache: Any, message: KvflowUpdates) -> None:
         return
     cache.coordinator.tick(message.now_s)
     cache.coordinator.learn_load_s(message.load_token_s)
+    cache.commands.tick()
     for update in message.updates:
         try:
             cache.coordinator.apply(WorkflowUpdate.from_wire(update))

@@ -378,6 +378,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         if claim is not None:
             tell = self.coordinator.answered if req.finished() else self.coordinator.retracted
             tell(claim)
+        if req.finished():
+            self.commands.over(req)
 
     def path_of(self, req: Any) -> list[tuple[Any, int]]:
         """Nodes of a request's path with the position where each ends, deepest first."""

@@ -122,7 +122,7 @@ def test_a_request_pins_its_own_prompt_and_is_told(server: Server) -> None:
     ]
     answer = server.generate(text("mine"), kv_hints=envelope(actions))
     outcomes = answer["meta_info"]["kvflow"]["outcomes"]
-    assert [(o["action_type"], o["status"]) for o in outcomes] == [("kv.pin", "deferred"), ("kv.pin", "missing")]
+    assert [(o["action_type"], o["status"]) for o in outcomes] == [("kv.pin", "accepted"), ("kv.pin", "missing")]
     settle(server)
     flood(server, 2400, "one")
     assert cached(server, text("mine"))["device"] >= 240
@@ -130,6 +130,76 @@ def test_a_request_pins_its_own_prompt_and_is_told(server: Server) -> None:
     counted = server.get("stats")["hints"]["outcomes"]
     assert counted["kv.pin"]["missing"] >= 1
     assert counted["other"]["unsupported"] >= 1
+
+
+def with_prompt(server: Server, workflow: str, prompt: str, verb: str, **fields: Any) -> tuple[str, str]:
+    """A step's request with a command on its own prompt, and what it is told."""
+    said = command_action(verb, target={"kind": "prompt"}, **fields)
+    step = step_action(workflow_id=workflow, agent="worker", workflow_type="t", tenant="one")
+    answer = server.generate(prompt, kv_hints=envelope([step, said]))
+    (outcome,) = answer["meta_info"]["kvflow"]["outcomes"]
+    assert outcome["action_type"] == verb
+    return outcome["status"], outcome["reason"]
+
+
+def commanded(server: Server, workflow: str) -> list[str]:
+    entries = server.get("explain", workflow_id=workflow)["replicas"][0]["entries"]
+    return [entry["reason"] for entry in entries if entry["event"] == "commanded"]
+
+
+def test_a_request_lets_go_of_its_own_prompt_once_it_has_been_copied(server: Server) -> None:
+    prompt = text("mine")
+    assert with_prompt(server, "letting go", prompt, "kv.demote")[0] in ("accepted", "deferred")
+    deadline_s = time.monotonic() + 10
+    while not commanded(server, "letting go")[-1].startswith("kv.demote: accepted"):
+        assert time.monotonic() < deadline_s, commanded(server, "letting go")
+        time.sleep(0.05)
+    assert not any(place.startswith("device") for place in server.get("cache")["replicas"][0]["tokens"])
+    assert cached(server, prompt)["host"] >= FIXED_TOKENS - 16
+
+
+def test_a_prompt_that_others_use_stays_and_the_request_is_told(server: Server) -> None:
+    prompt = text("mine")
+    server.step("other", "worker", prompt)
+    settle(server)
+    status, reason = with_prompt(server, "own", prompt, "kv.demote")
+    assert status in ("clipped", "deferred", "rejected"), "its answer may go, the prompt stays"
+    settle(server)
+    assert cached(server, prompt)["device"] >= FIXED_TOKENS - 16
+
+
+def test_a_prompt_is_retained_and_released_by_requests(server: Server) -> None:
+    server.set_policy("lru")
+    assert with_prompt(server, "keeping", text("mine"), "kv.retain", ttl_s=60) == ("accepted", "")
+    assert with_prompt(server, "keeping", text("mine"), "kv.release") == ("accepted", "")
+    assert with_prompt(server, "keeping", text("mine"), "kv.release")[0] == "missing"
+    assert with_prompt(server, "keeping", text("mine"), "kv.prefetch") == ("accepted", "all of it is on the device")
+    assert with_prompt(server, "keeping", "short", "kv.pin")[0] == "missing", "not a page of it can be cached"
+    assert with_prompt(server, "keeping", text("mine", 960), "kv.pin", ttl_s=60)[0] == "clipped", "a quarter are 512 tokens"
+    assert [reason.split(",")[0] for reason in commanded(server, "keeping")] == [
+        "kv.retain: accepted",
+        "kv.release: accepted",
+        "kv.release: missing",
+        "kv.prefetch: accepted",
+        "kv.pin: missing",
+        "kv.pin: clipped",
+    ]
+
+
+def test_chat_completions_tell_it_with_the_meta_info_they_are_asked_for(server: Server) -> None:
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": text("chat")}],
+        "max_tokens": 4,
+        "n": 2,
+        "return_meta_info": True,
+        "kv_hints": envelope([command_action("kv.pin", target={"kind": "prompt", "end_tokens": 64}, ttl_s=9000)]),
+    }
+    response = server.client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    for choice in response.json()["choices"]:
+        (outcome,) = choice["meta_info"]["kvflow"]["outcomes"]
+        assert (outcome["status"], outcome["reason"]) == ("clipped", "for 600 s (commands.max_ttl_s)")
 
 
 def test_what_is_asked_beyond_limits_is_clipped_and_said(server: Server) -> None:

@@ -20,7 +20,10 @@ class Server:
         self.prefetcher = Prefetcher(self.coordinator, pace, lambda: counters, max_tokens=1000) if prefetch else None
         capacity = Capacity(device_tokens=1000, host_tokens=host_tokens, tenant_share=0.25)
         self.locked: set[int] = set()
-        self.commands = Commands(self.coordinator, self.prefetcher, lambda: capacity, self.demote)
+        self.copying: set[int] = set()
+        self.commands = Commands(
+            self.coordinator, self.prefetcher, lambda: capacity, self.demote, lambda node: id(node) in self.copying
+        )
         self.root = Node()
         self.shared = Node(100, self.root)
         self.own = {agent: Node(60, self.shared) for agent in "ab"}
@@ -35,7 +38,7 @@ class Server:
 
     def demote(self, node: object) -> bool:
         assert isinstance(node, Node)
-        if id(node) in self.locked or any(not child.evicted for child in node.children.values()):
+        if id(node) in self.locked | self.copying or any(not child.evicted for child in node.children.values()):
             return False
         node.evicted = True
         return True
@@ -149,6 +152,34 @@ def test_what_is_in_use_stays(server: Server) -> None:
     server.locked = {id(server.own["a"])}
     assert server("kv.demote").status == "rejected"
     assert not server.own["a"].evicted
+
+
+def test_what_is_being_copied_leaves_afterwards(server: Server) -> None:
+    server.copying = {id(server.own["a"])}
+    assert server("kv.demote", ttl_s=5.0).status == "deferred"
+    assert server.commands.tick() == []
+    server.copying.clear()
+    ((command, answer),) = server.commands.tick()
+    assert (command.verb, answer.status, answer.tokens) == ("kv.demote", "clipped", 60)
+    assert server.commands.tick() == []
+    server.copying = {id(server.own["b"])}
+    server("kv.demote", "b", ttl_s=5.0)
+    server.time(5.1)
+    assert [answer.status for _, answer in server.commands.tick()] == ["rejected"]
+
+
+def test_what_another_tenant_has_pinned_is_not_demoted(server: Server) -> None:
+    server("kv.pin", tenant="one", ttl_s=5.0)
+    assert server("kv.demote", tenant="two").status == "rejected"
+    server.time(5.1)
+    assert server("kv.demote", tenant="two").tokens == 60
+
+
+def test_a_request_demotes_its_own_prompt_and_what_no_other_workflow_expects(server: Server) -> None:
+    path: list[tuple[Node, int]] = [(server.own["a"], 160), (server.shared, 100)]
+    demote = KvCommand(verb="kv.demote", workflow_id="w", agent="a")
+    assert server.commands.on_prompt(demote, path).tokens == 60, "agent b expects to use what they share"
+    assert server.commands.on_prompt(demote, []).status == "missing"
 
 
 def test_a_range_of_a_prompt_is_widened_to_nodes(server: Server) -> None:
