@@ -1,8 +1,8 @@
-"""Backup: contexts that face a long wait are copied to the host before they have to leave the device."""
+"""Backup: contexts that face a long wait, or are retained, are copied to the host before they leave the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvflow.engine.ahead import LIKELY
 from kvflow.engine.claims import Claim
@@ -28,6 +28,21 @@ class BackupPlanner:
         self._coordinator = coordinator
         self._device_tokens = device_tokens
         self._decided = -1
+        self._ordered: dict[Node, float] = {}
+
+    def order(self, nodes: Sequence[Node], until_s: float) -> None:
+        """Copy contexts by command, however soon they are needed again.
+
+        Args:
+            nodes: where they end.
+            until_s: not after this, on the control plane's clock.
+        """
+        self._ordered |= dict.fromkeys(nodes, until_s)
+        self._decided = -1
+
+    def flushed(self) -> None:
+        """The cache has been flushed."""
+        self._ordered.clear()
 
     def next(self, under_way: Callable[[Node], bool]) -> Node | None:
         """Choose the context to copy next; what is above its node lacks a copy as well, or has one.
@@ -40,11 +55,13 @@ class BackupPlanner:
         clock = self._coordinator.claims.clock
         if clock.version == self._decided:
             return None
+        self._ordered = {n: until_s for n, until_s in self._ordered.items() if until_s > clock.now_s and self._lacks(n)}
+        for node in self._ordered:
+            if not under_way(node):
+                return node
         for claim in self._coordinator.claims.expected():
             node = claim.tip
-            if node is None or node.backuped or node.evicted or not self._coordinator.cached(node):
-                continue
-            if self._faces_a_long_wait(claim) and not under_way(node):
+            if node is not None and self._lacks(node) and self._faces_a_long_wait(claim) and not under_way(node):
                 return node
         self._decided = clock.version
         return None
@@ -52,6 +69,10 @@ class BackupPlanner:
     def refused(self) -> None:
         """The host had no room for what was chosen: wait until something changes."""
         self._decided = self._coordinator.claims.clock.version
+
+    def _lacks(self, node: Node) -> bool:
+        """Whether a copy is missing, and can be made."""
+        return not (node.backuped or node.evicted) and self._coordinator.cached(node)
 
     def _faces_a_long_wait(self, claim: Claim) -> bool:
         if claim.since_s is not None or claim.likelihood < LIKELY or not claim.keeps_tail:

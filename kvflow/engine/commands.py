@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvflow.engine.accounting import Tier
+from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.owners import Owners, Pin
@@ -77,6 +78,7 @@ class Commands:
         capacity: asked for each time.
         demote: lets a node leave the device if it can; tells whether it did.
         copying: whether a copy of a node to the host is under way.
+        backups: takes orders to copy; None where nobody copies but the body itself, as it sees fit.
     """
 
     def __init__(
@@ -85,13 +87,16 @@ class Commands:
         prefetcher: Prefetcher | None,
         capacity: Callable[[], Capacity],
         demote: Callable[[Node], bool],
+        *,
         copying: Callable[[Node], bool] = lambda node: False,
+        backups: BackupPlanner | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._prefetcher = prefetcher
         self._capacity = capacity
         self._demote = demote
         self._copying = copying
+        self._backups = backups
         self._leaving: list[_Leaving] = []
         self._pinned: dict[tuple[str, Tier], dict[Node, Pin]] = {}
 
@@ -172,6 +177,7 @@ class Commands:
         room -= sum(len(node.key) for node in pinned)
         until_s = clock.now_s + command.ttl_s
         wanted = kept = 0
+        held: list[Node] = []
         full = False
         for node in sorted(nodes, key=_depth):
             tokens = len(node.key)
@@ -182,6 +188,7 @@ class Commands:
                 continue
             room -= cost
             kept += tokens
+            held.append(node)
             before = pinned.get(node)  # a shared node is kept as long, and as firmly, as any of its pins say
             pinned[node] = Pin(
                 max(until_s, before.until_s) if before else until_s,
@@ -191,6 +198,8 @@ class Commands:
             owners = node.owners = node.owners or Owners()
             owners.pins[command.tenant, tier] = pinned[node]
         clock.version += 1
+        if tier is Tier.HOST and self._backups is not None:
+            self._backups.order(_tips(held), until_s)
         if not kept:
             return Answer(status="rejected", reason=f"the tenant has pinned all it may of the {tier}")
         if kept < wanted:

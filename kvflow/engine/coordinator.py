@@ -352,7 +352,8 @@ class Coordinator:
     def _pinned(self, node: Node) -> float | None:
         if node.owners is None or not node.owners.pins:
             return None
-        return node.owners.pinned(self.claims.clock.now_s, on_device=not node.evicted)
+        last = node.evicted or not node.backuped  # without a copy it would be lost with the device
+        return node.owners.pinned(self.claims.clock.now_s, on_device=not last)
 
     def _rank_leaf(self, node: Node, standing: Standing, *, backed_up: bool | None = None) -> Rank:
         age = 0.0

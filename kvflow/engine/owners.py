@@ -95,7 +95,12 @@ class Owners:
         return replace(self, end_tokens=end_tokens, fixed=marks, claims=claims, pins=pins, rank_version=-1)
 
     def pinned(self, now_s: float, *, on_device: bool) -> int | None:
-        """Highest priority with which the node is to be kept on its tier; None if nobody said so."""
+        """Highest priority with which the node is to be kept; None if nobody said so.
+
+        Args:
+            now_s: on the control plane's clock.
+            on_device: it would leave the device only; else the cache.
+        """
         if not self.pins:
             return None
         self.pins = {key: pin for key, pin in self.pins.items() if pin.until_s > now_s}

@@ -22,7 +22,7 @@ class Backups:
 
     def __init__(self, cache: KvflowRadixCache) -> None:
         self._cache = cache
-        self._planner = BackupPlanner(cache.coordinator, cache.token_to_kv_pool_allocator.size_full)
+        self.planner = BackupPlanner(cache.coordinator, cache.token_to_kv_pool_allocator.size_full)
         self._guard = Guard("backup")
 
     def begin(self) -> None:
@@ -33,14 +33,14 @@ class Backups:
 
     def _begin(self) -> None:
         cache = self._cache
-        node: Any = self._planner.next(_under_way)
+        node: Any = self.planner.next(_under_way)
         if node is None:
             return
         action = cache.tree_core.build_backup_kv_action(node.id)
         if cache._execute_and_commit_kv_backup(action):
             cache.accounting.counters.backups += 1
         else:
-            self._planner.refused()
+            self.planner.refused()
 
 
 def _under_way(node: Any) -> bool:

@@ -28,8 +28,15 @@ class CacheCommands:
     def __init__(self, cache: KvflowRadixCache, settings: Settings) -> None:
         self._cache = cache
         self._share = settings.commands.pin_share
-        planner = cache.prefetch.planner if cache.prefetch is not None else None
-        self._commands = Commands(cache.coordinator, planner, self._capacity, self._demote, _copying)
+        prefetch = cache.prefetch
+        self._commands = Commands(
+            cache.coordinator,
+            prefetch.planner if prefetch is not None else None,
+            self._capacity,
+            self._demote,
+            copying=_copying,
+            backups=prefetch.backups.planner if prefetch is not None else None,
+        )
         self._guard = Guard("commands")
         self.outcomes: Counter[str] = Counter()
         self.tell: Callable[[KvflowCommanded, Any], None] = lambda message, req: None

@@ -86,7 +86,7 @@ class Prefetch:
             least_tokens=max(_LEAST_TOKENS, cache.page_size),
         )
         self._storage = StorageFetch(cache, settings)
-        self._backups = Backups(cache)
+        self.backups = Backups(cache)
         self._cache = cache
         self._load: Load | None = None
         self._asking: Any = None
@@ -107,7 +107,7 @@ class Prefetch:
             running: requests that run, those of a new batch among them.
         """
         self._storage.begin()
-        self._backups.begin()
+        self.backups.begin()
         if self._load is None and not self._link_is_taken():
             self._guard.run(self._begin, running, default=None)
         self._asking = None
@@ -155,6 +155,7 @@ class Prefetch:
         self._load = None
         self.planner.flushed()
         self._storage.forget()
+        self.backups.planner.flushed()
 
     def used(self, path: list[Any]) -> None:
         """A request computes behind these nodes."""

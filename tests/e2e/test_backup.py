@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvflow.hints import tool_action
+from kvflow.hints import command_action, tool_action
 from tests.e2e.conftest import HOST_TIER
 from tests.e2e.test_eviction import text
 from tests.e2e.test_prefetch import until
@@ -35,3 +35,20 @@ def test_what_waits_for_a_tool_is_not_lost_where_only_hot_contexts_are_copied(st
         assert back["meta_info"]["cached_tokens_details"]["host"] >= 600 - 16
         assert server.get("status")["degraded"] == {}
         server.flush()
+
+
+def test_what_is_retained_is_copied_where_only_hot_contexts_are(start: Callable[..., Any]) -> None:
+    flags = ("--enable-kvflow", "--max-total-tokens", "1280", *HOST_TIER[:-1], "write_through_selective")
+    target = {"kind": "agent", "workflow_id": "w", "agent": "worker"}
+    with start(*flags, env={"KVFLOW_COMMANDS__PIN_SHARE": "0.5"}) as server:
+        server.set_policy("lru")
+        said = server.step("w", "worker", PROMPT)["text"]
+        (outcome,) = server.events(command_action("kv.retain", target=target, ttl_s=60))
+        assert outcome["status"] == "accepted"
+        until(server, "backups", 1)
+        for number in range(4):
+            server.generate(text(f"other {number}"))
+        back = server.step("w", "worker", PROMPT)
+        assert back["text"] == said
+        assert back["meta_info"]["cached_tokens_details"]["host"] >= 600 - 16
+        assert server.get("status")["degraded"] == {}

@@ -162,7 +162,7 @@ def test_a_prompt_that_others_use_stays_and_the_request_is_told(server: Server) 
     prompt = text("mine")
     server.step("other", "worker", prompt)
     settle(server)
-    status, reason = with_prompt(server, "own", prompt, "kv.demote")
+    status, _ = with_prompt(server, "own", prompt, "kv.demote")
     assert status in ("clipped", "deferred", "rejected"), "its answer may go, the prompt stays"
     settle(server)
     assert cached(server, prompt)["device"] >= FIXED_TOKENS - 16
@@ -175,7 +175,7 @@ def test_a_prompt_is_retained_and_released_by_requests(server: Server) -> None:
     assert with_prompt(server, "keeping", text("mine"), "kv.release")[0] == "missing"
     assert with_prompt(server, "keeping", text("mine"), "kv.prefetch") == ("accepted", "all of it is on the device")
     assert with_prompt(server, "keeping", "short", "kv.pin")[0] == "missing", "not a page of it can be cached"
-    assert with_prompt(server, "keeping", text("mine", 960), "kv.pin", ttl_s=60)[0] == "clipped", "a quarter are 512 tokens"
+    assert with_prompt(server, "keeping", text("mine", 960), "kv.pin")[0] == "clipped", "a quarter are 512 tokens"
     assert [reason.split(",")[0] for reason in commanded(server, "keeping")] == [
         "kv.retain: accepted",
         "kv.release: accepted",

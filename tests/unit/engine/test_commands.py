@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kvflow.engine import Answer, Capacity, Commands, Coordinator, Counters, KvCommand, Prefetcher, PromptClaim
+from kvflow.engine import (
+    Answer,
+    BackupPlanner,
+    Capacity,
+    Commands,
+    Coordinator,
+    Counters,
+    KvCommand,
+    Prefetcher,
+    PromptClaim,
+)
 from kvflow.policy import EvictionClass, PrefetchPace, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from tests.unit.engine.test_prefetch import Node
@@ -21,8 +31,14 @@ class Server:
         capacity = Capacity(device_tokens=1000, host_tokens=host_tokens, tenant_share=0.25)
         self.locked: set[int] = set()
         self.copying: set[int] = set()
+        self.backups = BackupPlanner(self.coordinator, 10**9)
         self.commands = Commands(
-            self.coordinator, self.prefetcher, lambda: capacity, self.demote, lambda node: id(node) in self.copying
+            self.coordinator,
+            self.prefetcher,
+            lambda: capacity,
+            self.demote,
+            copying=lambda node: id(node) in self.copying,
+            backups=self.backups,
         )
         self.root = Node()
         self.shared = Node(100, self.root)
@@ -88,6 +104,22 @@ def test_retained_context_may_leave_the_device_but_not_the_host(server: Server) 
     server.own["a"].evicted = server.own["b"].evicted = True
     assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
     assert server.coordinator.class_of(server.own["b"]) is not EvictionClass.PINNED
+
+
+def test_retained_context_stays_on_the_device_until_it_has_been_copied(server: Server) -> None:
+    for node in (server.shared, server.own["a"]):
+        node.backuped = False
+    server("kv.retain", ttl_s=5.0)
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
+    assert server.backups.next(lambda node: False) is server.own["a"]
+    assert server.backups.next(lambda node: node is server.own["a"]) is None, "its copy is under way"
+    server.own["a"].backuped = True
+    assert server.backups.next(lambda node: False) is None
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+    server.own["a"].backuped = False
+    server("kv.retain", ttl_s=5.0)
+    server.time(5.1)
+    assert server.backups.next(lambda node: False) is None
 
 
 def test_a_tenant_pins_as_much_as_its_budget_from_the_root_down(server: Server) -> None:
