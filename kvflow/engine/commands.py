@@ -158,7 +158,7 @@ class Commands:
         if command.verb in ("kv.pin", "kv.retain"):
             return self._pin(command, nodes)
         if command.verb == "kv.prefetch":
-            return self._prefetch(command, nodes)
+            return self._prefetch(command, nodes, claims)
         if command.verb == "kv.demote":
             until_s = self._coordinator.claims.clock.now_s + command.ttl_s
             return self._leave(_Leaving(command=command, nodes=nodes, claims=claims, until_s=until_s))
@@ -219,15 +219,20 @@ class Commands:
         ]:
             del pinned[node]
 
-    def _prefetch(self, command: KvCommand, nodes: list[Node]) -> Answer:
+    def _prefetch(self, command: KvCommand, nodes: list[Node], claims: set[Claim]) -> Answer:
         missing = sum(len(node.key) for node in nodes if node.evicted)
+        lost = sum(claim.context_tokens - sum(len(node.key) for node in self._nodes_of(claim)) for claim in claims)
+        gone = f"{lost} tokens are neither on the device nor on the host any more"
         if not missing:
-            return Answer(status="accepted", reason="all of it is on the device")
+            reason = gone if lost > 0 else "all of it is on the device"
+            return Answer(status="clipped" if lost > 0 else "accepted", reason=reason)
         if self._prefetcher is None:
             return Answer(status="unsupported", reason="this server loads nothing ahead (prefetch.enabled, host tier)")
         until_s = self._coordinator.claims.clock.now_s + command.ttl_s
         if not self._prefetcher.order(_tips(nodes), until_s):
             return Answer(status="rejected", reason="too many loads are ordered already")
+        if lost > 0:
+            return Answer(status="clipped", reason=f"{gone}; the rest loads as soon as it can", tokens=missing)
         return Answer(status="deferred", reason="loads as soon as the link and room allow", tokens=missing)
 
     def _leave(self, leaving: _Leaving) -> Answer:

@@ -172,6 +172,17 @@ def test_an_ordered_load_goes_before_what_is_predicted_and_expires(server: Serve
     assert server.prefetcher.next(1000, lambda: pytest.fail("there is room")) is None
 
 
+def test_what_is_in_no_tier_any_more_is_not_said_to_be_loaded(server: Server) -> None:
+    server.own["a"].evicted, server.own["a"].backuped = True, False
+    gone = "60 tokens are neither on the device nor on the host any more"
+    assert server("kv.prefetch") == Answer(status="clipped", reason=gone)
+    assert server("kv.prefetch", "b").status == "accepted"
+    server.shared.evicted = True
+    loading = server("kv.prefetch")
+    assert (loading.status, loading.tokens) == ("clipped", 100)
+    assert loading.reason == f"{gone}; the rest loads as soon as it can"
+
+
 def test_demotion_lets_go_of_what_nobody_else_uses(server: Server) -> None:
     answer = server("kv.demote")
     assert (answer.status, answer.tokens) == ("clipped", 60)
