@@ -171,6 +171,7 @@ class ControlPlane:
             workflow = self._open(fact, intake)
         if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.intake.max_agents:
             return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
+        workflow.tenant = workflow.tenant or fact.tenant
         self._touch(workflow)
         known_step = workflow.latest
         step_id = workflow.start(fact.agent, fact.step_id)
@@ -270,7 +271,6 @@ class ControlPlane:
             workflow_id=fact.workflow_id,
             workflow_type=fact.workflow_type,
             parent_id=fact.parent_workflow_id,
-            tenant=fact.tenant,
             last_seen_s=self._clock(),
         )
         self._workflows[fact.workflow_id] = workflow
@@ -310,9 +310,9 @@ class ControlPlane:
             intake.updates.append(update)
 
     def tenant_of(self, workflow_id: str) -> str:
-        """Whose a live workflow is; empty if nobody said so."""
-        workflow = self._workflows.get(workflow_id)
-        return (workflow.tenant if workflow is not None else None) or ""
+        """Whose a live workflow is, as its program or else itself says; empty if neither does."""
+        known = (self._workflows.get(each) for each in (self.program_of(workflow_id), workflow_id))
+        return next((workflow.tenant for workflow in known if workflow is not None and workflow.tenant), "")
 
     def program_of(self, workflow_id: str) -> str:
         """The workflow at the root of a live one."""

@@ -98,7 +98,9 @@ class Commands:
         self._copying = copying
         self._backups = backups
         self._leaving: list[_Leaving] = []
-        self._pinned: dict[tuple[str, Tier], dict[Node, Pin]] = {}
+        self._pinned: dict[tuple[str, str], dict[Node, Pin]] = {}
+        self._sweep_s = math.inf
+        coordinator.on_split = self._split
 
     def execute(self, command: KvCommand) -> Answer:
         """Execute a command on what a workflow, or one of its agents, has computed last."""
@@ -133,7 +135,9 @@ class Commands:
         return self._on(command, nodes, own)
 
     def tick(self) -> list[tuple[KvCommand, Answer]]:
-        """Time has passed: carry out what had to wait; returns what has become of it."""
+        """Time has passed: forget pins that are over, carry out what had to wait; returns what has become of that."""
+        if self._coordinator.claims.clock.now_s >= self._sweep_s:
+            self._sweep()
         waiting, self._leaving = self._leaving, []
         answers = [(each.command, self._leave(each)) for each in waiting]
         return [(command, answer) for command, answer in answers if answer.status != "deferred"]
@@ -176,6 +180,7 @@ class Commands:
         self._forget_expired(pinned)
         room -= sum(len(node.key) for node in pinned)
         until_s = clock.now_s + command.ttl_s
+        self._sweep_s = min(self._sweep_s, until_s)
         wanted = kept = 0
         held: list[Node] = []
         full = False
@@ -211,6 +216,24 @@ class Commands:
     def _unpin(self, tenant: str, tier: Tier, node: Node) -> bool:
         self._pinned.get((tenant, tier), {}).pop(node, None)
         return node.owners is not None and node.owners.pins.pop((tenant, tier), None) is not None
+
+    def _split(self, upper: Node, lower: Node) -> None:
+        """A node has been divided: what holds for it holds for both halves, and both count."""
+        for key in upper.owners.pins if upper.owners is not None else ():
+            pinned = self._pinned.get(key, {})
+            if lower in pinned:
+                pinned[upper] = pinned[lower]
+        for leaving in self._leaving:
+            if lower in leaving.nodes:
+                leaving.nodes.append(upper)
+
+    def _sweep(self) -> None:
+        for key, pinned in list(self._pinned.items()):
+            self._forget_expired(pinned)
+            if not pinned:
+                del self._pinned[key]
+        pins = [pin.until_s for pinned in self._pinned.values() for pin in pinned.values()]
+        self._sweep_s = min(pins, default=math.inf)
 
     def _forget_expired(self, pinned: dict[Node, Pin]) -> None:
         now_s = self._coordinator.claims.clock.now_s

@@ -52,6 +52,9 @@ class Coordinator:
 
     Single-threaded by design: it lives on the scheduler thread and is driven by messages that every rank receives in
     the same order, so that all ranks decide alike.
+
+    Attributes:
+        on_split: told of the new upper half of a divided node, and the lower.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Coordinator:
         self.costs = costs or ServingCosts()
         self._backed_up = backed_up
         self._cached = cached
+        self.on_split: Callable[[Node, Node], None] = lambda upper, lower: None
         self._cutoff = math.inf
         self._times: list[float] = []
         self.set_policy(policy)
@@ -287,6 +291,7 @@ class Coordinator:
             upper.owners = None
         else:
             upper.owners = lower.owners.copy(max(0, lower.owners.end_tokens - len(lower.key)))
+        self.on_split(upper, lower)
 
     def open_round(self, leaves: Iterable[Node], share: float = 1.0) -> None:
         """Prepare a round of evictions: settle who its candidates are.

@@ -149,13 +149,10 @@ def _command(front: Front, item: DecodedCommand, step: StepFact | None) -> KvCom
         common |= {"start_tokens": target.start_tokens, "end_tokens": target.end_tokens}
         if step is None:
             return KvCommand(**common)
-        return KvCommand(**common, tenant=step.tenant or "", workflow_id=step.workflow_id, agent=step.agent)
-    return KvCommand(
-        **common,
-        tenant=front.plane.tenant_of(target.workflow_id),
-        workflow_id=target.workflow_id,
-        agent=target.agent if isinstance(target, AgentTarget) else None,
-    )
+        workflow_id, agent = step.workflow_id, step.agent
+    else:
+        workflow_id, agent = target.workflow_id, target.agent if isinstance(target, AgentTarget) else None
+    return KvCommand(**common, tenant=front.plane.tenant_of(workflow_id), workflow_id=workflow_id, agent=agent)
 
 
 def _outcome(item: DecodedCommand, status: Status, reason: str) -> Outcome:

@@ -256,14 +256,13 @@ class Front:
         known = self.plane.graphs.find(step.workflow_type) if fixed_tokens is None else None
         if known is not None and step.agent in known.graph:
             fixed_tokens = known.graph.fixed_prompt_tokens(step.agent)
-        program_id = self.plane.program_of(step.workflow_id)
         return PromptClaim(
             workflow_id=step.workflow_id,
             workflow_type=step.workflow_type,
             agent=step.agent,
             fixed_tokens=fixed_tokens,
-            program_id=program_id,
-            tenant=self.plane.tenant_of(program_id) or step.tenant or "",
+            program_id=self.plane.program_of(step.workflow_id),
+            tenant=self.plane.tenant_of(step.workflow_id),
         )
 
     async def _keep_time(self) -> None:

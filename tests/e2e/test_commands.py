@@ -186,6 +186,14 @@ def test_a_prompt_is_retained_and_released_by_requests(server: Server) -> None:
     ]
 
 
+def test_a_tenant_named_once_can_release_what_its_later_requests_pin(server: Server) -> None:
+    server.step("w", "worker", text("mine"), tenant="one")
+    step = step_action(workflow_id="w", agent="worker", workflow_type="t")
+    pin = command_action("kv.pin", target={"kind": "prompt"}, ttl_s=60)
+    server.generate(text("mine"), kv_hints=envelope([step, pin]))
+    assert command(server, "kv.release", agent("w", "worker")) == ("accepted", "")
+
+
 def test_chat_completions_tell_it_with_the_meta_info_they_are_asked_for(server: Server) -> None:
     body = {
         "model": "default",

@@ -396,3 +396,12 @@ def test_outcomes_are_for_reuse(mode: str, status: str, passed_on: int) -> None:
     assert [outcome.status for outcome in intake.outcomes] == [status]
     assert intake.feedback == [("over", 0.5)] * passed_on
     assert plane.outcome_counts["kvflow.feedback", status] == 1
+
+
+def test_a_workflow_is_its_programs_tenants_or_else_of_the_first_that_a_step_of_it_names(plane: ControlPlane) -> None:
+    take(plane, StepFact(workflow_id="w", workflow_type="review", agent="plan"))
+    assert plane.tenant_of("w") == ""
+    take(plane, StepFact(workflow_id="w", workflow_type="review", agent="code", tenant="one"))
+    take(plane, StepFact(workflow_id="w", workflow_type="review", agent="test"))
+    take(plane, StepFact(workflow_id="child", workflow_type="review", agent="plan", parent_workflow_id="w"))
+    assert (plane.tenant_of("w"), plane.tenant_of("child"), plane.tenant_of("nobody")) == ("one", "one", "")

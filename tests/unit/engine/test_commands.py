@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from kvflow.engine import (
@@ -133,6 +136,44 @@ def test_a_tenant_pins_as_much_as_its_budget_from_the_root_down(server: Server) 
     assert server("kv.pin", "c", "v", tenant="other").status == "accepted", "every tenant has its own"
     server.time(31.0)
     assert server("kv.pin", "c", "v").status == "accepted", "what has expired counts for nothing"
+
+
+def test_both_halves_of_a_pinned_node_that_is_divided_count(server: Server) -> None:
+    server("kv.pin", "a")
+    upper = Node(40, server.root)
+    server.shared.tokens, server.shared.parent = 60, upper
+    server.coordinator.split(upper, server.shared)
+    server.own["c"] = Node(120, upper)
+    server.workflow("v", "c")
+    assert server("kv.pin", "c", "v").status == "clipped", "160 of 250 tokens are pinned already"
+    assert server("kv.release", "a").tokens == 160
+    assert server.coordinator.class_of(upper) is not EvictionClass.PINNED
+
+
+def test_the_lower_half_of_a_node_that_is_being_copied_does_not_leave_alone(server: Server) -> None:
+    server.copying = {id(server.own["a"])}
+    assert server("kv.demote").status == "deferred"
+    upper = Node(20, server.shared)
+    server.own["a"].tokens, server.own["a"].parent = 40, upper
+    del server.shared.children[id(server.own["a"])]
+    upper.children[id(server.own["a"])] = server.own["a"]
+    server.coordinator.split(upper, server.own["a"])
+    server.copying.clear()
+    server.commands.tick()
+    assert upper.evicted
+
+
+def test_pins_that_are_over_are_forgotten_whoever_comes(server: Server) -> None:
+    node = Node(10, server.root)
+    server.commands.on_prompt(KvCommand(verb="kv.pin", ttl_s=5.0, tenant="never again"), [(node, 10)])
+    del server.root.children[id(node)]
+    known = weakref.ref(node)
+    del node
+    assert known() is not None
+    server.time(5.1)
+    server.commands.tick()
+    gc.collect()
+    assert known() is None
 
 
 def test_a_whole_workflow_can_be_named(server: Server) -> None:
