@@ -252,7 +252,7 @@ class Commands:
         if self._prefetcher is None:
             return Answer(status="unsupported", reason="this server loads nothing ahead (prefetch.enabled, host tier)")
         until_s = self._coordinator.claims.clock.now_s + command.ttl_s
-        if not self._prefetcher.order(_tips(nodes), until_s):
+        if not self._prefetcher.order(_tips(nodes), until_s, command.tenant):
             return Answer(status="rejected", reason="too many loads are ordered already")
         if lost > 0:
             return Answer(status="clipped", reason=f"{gone}; the rest loads as soon as it can", tokens=missing)
@@ -296,7 +296,7 @@ class Commands:
         for node in nodes:
             tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if self._unpin(tenant, tier, node)]
             freed += len(node.key) if tiers else 0
-        cancelled = self._prefetcher.cancel(nodes) if self._prefetcher is not None else 0
+        cancelled = self._prefetcher.cancel(nodes, tenant) if self._prefetcher is not None else 0
         self._coordinator.claims.clock.version += 1
         if not (freed or cancelled):
             return Answer(status="missing", reason="nothing of it was pinned, retained or ordered")

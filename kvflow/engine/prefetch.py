@@ -23,6 +23,8 @@ _PAUSE_S = 0.1
 _ANNOUNCED_S = 0.1
 """How long the link is kept free for a request that has been announced; after that it waits for something else."""
 _MAX_ORDERS = 256
+_MAX_ORDERS_OF_ONE = 64
+"""So many of them for one tenant."""
 _LEAST_STEP_S = 1e-3
 """No decode step is taken to be shorter."""
 
@@ -78,7 +80,7 @@ class Prefetcher:
         self._least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
         self._resume_s = 0.0
-        self._ordered: dict[Node, float] = {}
+        self._ordered: dict[tuple[str, Node], float] = {}
         self._begun = 0
 
     def next(self, room: Room, view: Callable[[], DeviceView]) -> Load | None:
@@ -128,22 +130,25 @@ class Prefetcher:
             return None
         return self._with_room(load, room, view)
 
-    def order(self, nodes: Sequence[Node], until_s: float) -> bool:
-        """Load contexts as soon as may be, by command; False if too many are ordered already.
+    def order(self, nodes: Sequence[Node], until_s: float, tenant: str = "") -> bool:
+        """Load contexts as soon as may be, by command; False if too many are ordered already, by the tenant or by all.
 
         Args:
             nodes: where they end.
             until_s: not after this, on the control plane's clock.
+            tenant: who orders.
         """
-        if len(self._ordered) + len(nodes) > _MAX_ORDERS:
+        self._orders(self._coordinator.claims.clock.now_s)
+        ordered = self._ordered | dict.fromkeys(((tenant, node) for node in nodes), until_s)
+        if len(ordered) > _MAX_ORDERS or sum(by == tenant for by, _ in ordered) > _MAX_ORDERS_OF_ONE:
             return False
-        self._ordered |= dict.fromkeys(nodes, until_s)
+        self._ordered = ordered
         self._decided = None
         return True
 
-    def cancel(self, nodes: Sequence[Node]) -> int:
-        """Take back what was ordered of these; returns how many."""
-        return sum(self._ordered.pop(node, None) is not None for node in nodes)
+    def cancel(self, nodes: Sequence[Node], tenant: str = "") -> int:
+        """Take back what a tenant has ordered of these; returns how many."""
+        return sum(self._ordered.pop((tenant, node), None) is not None for node in nodes)
 
     def flushed(self) -> None:
         """The cache has been flushed."""
@@ -204,9 +209,10 @@ class Prefetcher:
 
     def _orders(self, now_s: float) -> list[Node]:
         """What is ordered and not there yet."""
-        over = [node for node, until_s in self._ordered.items() if until_s <= now_s or not self._missing(node)]
-        self.cancel(over)
-        return list(self._ordered)
+        self._ordered = {
+            order: until_s for order, until_s in self._ordered.items() if until_s > now_s and self._missing(order[1])
+        }
+        return [node for _, node in self._ordered]
 
     def _load_ordered(self, node: Node) -> Load | None:
         return self._first_part(self._missing(node))

@@ -213,6 +213,22 @@ def test_an_ordered_load_goes_before_what_is_predicted_and_expires(server: Serve
     assert server.prefetcher.next(1000, lambda: pytest.fail("there is room")) is None
 
 
+def test_no_tenant_takes_all_loads_that_can_be_on_order(server: Server) -> None:
+    contexts = [Node(20, server.root, evicted=True) for _ in range(65)]
+    prefetch = KvCommand(verb="kv.prefetch", tenant="one", ttl_s=5.0)
+    said = [server.commands.on_prompt(prefetch, [(node, 20)]).status for node in contexts]
+    assert said == ["deferred"] * 64 + ["rejected"]
+    assert server.commands.on_prompt(prefetch, [(contexts[0], 20)]).status == "deferred", "it is on order already"
+    other = KvCommand(verb="kv.prefetch", tenant="two", ttl_s=5.0)
+    assert server.commands.on_prompt(other, [(contexts[0], 20)]).status == "deferred"
+    release = KvCommand(verb="kv.release", tenant="two")
+    assert server.commands.on_prompt(release, [(contexts[64], 20)]).status == "missing"
+    contexts[0].evicted = False
+    assert server.commands.on_prompt(prefetch, [(contexts[64], 20)]).status == "deferred", "one of them is over"
+    server.time(5.1)
+    assert server.commands.on_prompt(prefetch, [(contexts[5], 20)]).status == "deferred"
+
+
 def test_what_is_in_no_tier_any_more_is_not_said_to_be_loaded(server: Server) -> None:
     server.own["a"].evicted, server.own["a"].backuped = True, False
     gone = "60 tokens are neither on the device nor on the host any more"
