@@ -21,7 +21,8 @@ def segment(text: str, name: str | None = None) -> str:
         ask(f"Summarise this:\\n{document}")
 
     Requests of this workflow that quote it, wherever they do, let a server with ``reuse.mode`` on serve it with KV from
-    another prompt, which is fast and not exact. Outside a workflow nothing is declared.
+    another prompt, which is fast and not exact. From the first declaration on their answers are kept for it, too; where
+    an answer comes before any text, say ``workflow(reuse=True)``. Outside a workflow nothing is declared.
 
     Args:
         text: at least some hundred characters; shorter ones are computed faster than looked up.
@@ -39,22 +40,21 @@ def segment(text: str, name: str | None = None) -> str:
 
 
 def wants_reuse(step: Step) -> bool:
-    """Whether a step's workflow has something to be reused, so that it is worth looking into a request."""
+    """Whether a step's workflow hands on texts, so that it is worth looking into a request."""
     return bool(step.workflow.segments) or step.workflow.options.reuse
 
 
 def reuse_action(step: Step, body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Build the ``kvflow.segments`` action for a request; None if there is nothing to reuse in it.
+    """Build the ``kvflow.segments`` action for a request; None if it fails.
+
+    It goes along even where the request quotes nothing: by it the server knows that others will quote the answer.
 
     Args:
         step: who asks.
         body: of the request: ``messages``, or a text in ``prompt`` or ``text``.
     """
     try:
-        ranges = _ranges(step.workflow.segments, body)
-        if not ranges and not step.workflow.options.reuse:
-            return None
-        return segments_action(ranges=ranges, messages=step.workflow.options.reuse)
+        return segments_action(ranges=_ranges(step.workflow.segments, body), messages=step.workflow.options.reuse)
     except Exception:
         degraded("a request goes without what it could reuse")
         return None

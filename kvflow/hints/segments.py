@@ -37,11 +37,14 @@ class SegmentRange(Strict):
 
 
 class Segments(Strict):
-    """What of a prompt may be served with KV from elsewhere. Without this action a request is always exact."""
+    """What of a prompt may be served with KV from elsewhere. Without this action a request is always exact.
+
+    With it, even if it names nothing, the answer is remembered, so that other requests may quote it.
+    """
 
     ranges: Annotated[list[SegmentRange], Field(max_length=256)] = Field(default_factory=list)
     messages: bool = False
-    """Every chat message but system messages, besides ``ranges``; so for answers that other requests will quote."""
+    """Every chat message but system messages, besides ``ranges``."""
     mode: Literal[ReuseMode, "naive"] | None = None
     """How to correct KV; the server's ``reuse.mode`` if not given. Of no effect if that is ``off``.
     ``naive`` corrects nothing: for comparison only."""

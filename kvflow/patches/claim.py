@@ -32,6 +32,7 @@ def attach(
         claim: whose prompt it is.
         commands: on that prompt.
         reuse: ``slots`` as (start, end, name) in tokens of the prompt, and ``mode``; None if not asked for.
+            Without slots it is for the answer's sake.
         key: tells what becomes of the commands from what becomes of others'.
     """
     own = (ACTION_TYPE, COMMAND_TYPE, REUSE_TYPE)

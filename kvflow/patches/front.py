@@ -245,7 +245,7 @@ class Front:
             prompt = text or ""
             slots = find_slots(item.segments, lambda: tokenizer(prompt)["input_ids"], tokenizer, text=prompt)
             reuse = {"slots": slots, "mode": item.segments.mode}
-            if not slots:
+            if not slots and (item.segments.ranges or item.segments.messages):
                 status, reason = Status.MISSING, "none of its texts were found in the prompt"
         self.plane.count([Outcome(action_id=item.action_id, action_type=SEGMENTS_TYPE, status=status, reason=reason)])
         return reuse

@@ -187,7 +187,8 @@ def _find_texts(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: An
         asked = Segments.model_validate(action.get("payload", {}))
         slots = find_slots(asked, lambda: _prompt(tokenizer, adapted), tokenizer, messages=roles_and_texts(request))
         ranges = [{"start_tokens": start, "end_tokens": end, "name": name} for start, end, name in slots]
-        return {**action, "payload": {"ranges": ranges, "mode": asked.mode}}
+        missing = not ranges and bool(asked.ranges or asked.messages)
+        return {**action, "payload": {"ranges": ranges, "messages": missing, "mode": asked.mode}}
 
     return {**hints, "actions": [found(action) for action in hints.get("actions", ())]}
 

@@ -207,7 +207,7 @@ class Splicer:
         reason = refusals.of_request(req)
         if reason:
             self.refused[reason] += 1
-        if reason or not asked["slots"]:
+        if reason or (not asked["slots"] and "check" in asked):  # without slots its answer is remembered
             return None
         claim = claim_of(req)
         tokens = torch.tensor(list(req.origin_input_ids), dtype=torch.int64)

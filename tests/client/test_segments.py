@@ -141,8 +141,8 @@ def test_bodies_built_by_hand() -> None:
         kvflow.segment(DOCUMENT, "document")
         chat = kvflow.extra_body({"messages": [user(f"Read {DOCUMENT}")], "temperature": 0})
         text = kvflow.extra_body({"text": DOCUMENT})
-        assert asked(kvflow.extra_body()) is None
-        assert asked(kvflow.extra_body({"text": DOCUMENT[:-2]})) is None
+        assert asked(kvflow.extra_body()) == {}
+        assert asked(kvflow.extra_body({"text": DOCUMENT[:-2]})) == {}
     assert asked(chat) == {"ranges": [{"name": "document", "message": 0, "start": 5, "end": 5 + len(DOCUMENT)}]}
     assert asked(text) == {"ranges": [{"name": "document", "start": 0, "end": len(DOCUMENT)}]}
     assert chat["temperature"] == 0
@@ -173,11 +173,11 @@ def test_where_nothing_was_declared_nothing_is_said(peer: Peer, client: Any) -> 
     assert [action["action_type"] for action in request.actions] == ["kvflow.step"]
 
 
-def test_a_request_that_quotes_nothing_says_nothing(peer: Peer, client: Any) -> None:
+def test_a_request_that_quotes_nothing_says_that_its_answer_may_be_quoted(peer: Peer, client: Any) -> None:
     with kvflow.workflow():
         kvflow.segment(DOCUMENT)
         request = chat(peer, client, user(DOCUMENT.upper()))
-    assert [action["action_type"] for action in request.actions] == ["kvflow.step"]
+    assert asked(request.body) == {}
 
 
 def test_texts_belong_to_their_workflow(peer: Peer, client: Any) -> None:
@@ -187,8 +187,7 @@ def test_texts_belong_to_their_workflow(peer: Peer, client: Any) -> None:
             kvflow.segment(PLAN)
             inner = chat(peer, client, user(DOCUMENT))
         outer = chat(peer, client, user(PLAN))
-    assert asked(inner.body) is None
-    assert asked(outer.body) is None
+    assert asked(inner.body) == asked(outer.body) == {}
 
 
 def test_outside_a_workflow_a_text_is_just_returned(peer: Peer, client: Any) -> None:
@@ -226,7 +225,7 @@ def texts(count: int) -> list[str]:
 
 
 def quoted(*prompts: str) -> list[bool]:
-    return [asked(kvflow.extra_body({"text": prompt})) is not None for prompt in prompts]
+    return [bool(asked(kvflow.extra_body({"text": prompt}))) for prompt in prompts]
 
 
 def test_the_oldest_of_more_than_256_texts_are_forgotten() -> None:

@@ -214,22 +214,22 @@ def test_under_pressure_nothing_leaks_and_others_stay_exact(rotating: Server) ->
     assert rotating.get("status")["degraded"] == {}
 
 
+def chat(client: httpx.Client, agent: str, *messages: tuple[str, str]) -> str:
+    with kvflow.step(agent):
+        body = {
+            "model": "m",
+            "messages": [{"role": role, "content": content} for role, content in messages],
+            "temperature": 0,
+            "max_tokens": 100,
+            "ignore_eos": True,
+        }
+        response = client.post("/v1/chat/completions", json=body)
+        response.raise_for_status()
+        return response.json()["choices"][0]["message"]["content"]
+
+
 def test_messages_and_answers_are_found_in_chats(rotating: Server) -> None:
     task = text("task", 300)
-
-    def chat(client: httpx.Client, agent: str, *messages: tuple[str, str]) -> str:
-        with kvflow.step(agent):
-            body = {
-                "model": "m",
-                "messages": [{"role": role, "content": content} for role, content in messages],
-                "temperature": 0,
-                "max_tokens": 100,
-                "ignore_eos": True,
-            }
-            response = client.post("/v1/chat/completions", json=body)
-            response.raise_for_status()
-            return response.json()["choices"][0]["message"]["content"]
-
     with httpx.Client(base_url=rotating.url, timeout=60) as client, kvflow.workflow("chat", reuse=True):
         kvflow.instrument(client)
         answer = chat(client, "writer", ("system", text("writer", 80)), ("user", task))
@@ -237,6 +237,25 @@ def test_messages_and_answers_are_found_in_chats(rotating: Server) -> None:
         says = f"The writer says: {answer}"
         chat(client, "critic", ("system", text("critic", 50)), ("user", task), ("user", says))
     assert reuse(rotating)["grafted_tokens"] - before > len(task) + len(answer) - 20
+
+
+@pytest.mark.parametrize("whole_messages", [True, False], ids=["whole messages", "declared texts"])
+def test_the_answer_to_a_prompt_without_a_text_is_reused(rotating: Server, whole_messages: bool) -> None:
+    def missing() -> int:
+        return rotating.get("stats")["hints"]["outcomes"].get("kvflow.segments", {}).get("missing", 0)
+
+    kind, missed = f"short {whole_messages}", missing()
+    with httpx.Client(base_url=rotating.url, timeout=60) as client, kvflow.workflow(kind, reuse=whole_messages):
+        kvflow.instrument(client)
+        kvflow.segment(text("for somebody else", 200))
+        answer = chat(client, "writer", ("system", text(kind, 80)), ("user", "Go on."))
+        before = reuse(rotating)
+        says = f"The writer says: {kvflow.segment(answer, 'answer')}"
+        chat(client, "critic", ("system", text("critic", 50)), ("user", says))
+    after = reuse(rotating)
+    assert missing() - missed == whole_messages, "only what was named can be missing"
+    assert (before["texts"], after["spliced"] - before["spliced"]) == (1, 1), "the answer is all there is"
+    assert after["grafted_tokens"] - before["grafted_tokens"] > len(answer) - 20
 
 
 def test_outcomes_that_are_worse_with_reuse_end_it(rotating: Server) -> None:
