@@ -5,7 +5,7 @@ arm in turn, so that all have the same machine; what cannot be reused bounds the
 
     dense           SGLang's prefix cache, which finds nothing
     rotate          the text's keys moved
-    rotate+repair   and a part of it computed (the first 16 tokens, 15 % of the others, found in the first layers)
+    rotate+repair   and a part of it computed (the first 16 tokens, and of the others the default share)
     kvcomm          and offsets of other texts added (two examples, every text served)
 
 Usage: python bench/bench_segments.py [--repeats 5] [--json FILE]

@@ -104,9 +104,9 @@ class Reuse(_Section):
     """Shorter runs are computed."""
     repair_tokens: int = Field(default=16, ge=0)
     """Tokens at the start of each text that ``+repair`` computes (EPIC)."""
-    repair_share: float = Field(default=0.3, ge=0, le=1)
-    """Share of the other tokens that it computes: those whose KV the new context changes most (CacheBlend). Finding
-    them computes the first layers for all tokens."""
+    repair_share: float = Field(default=0.46, ge=0, le=1)
+    """Share of the other tokens that it computes: those whose KV the new context changes most (CacheBlend), and the one
+    or two that lie between two of them. Finding them computes the first layers for all tokens."""
     repair_layer: int = Field(default=1, ge=0)
     """Layer, counted from 0, whose keys and values show that."""
     anchors: int = Field(default=20, ge=2)

@@ -2,7 +2,8 @@
 
 Programs of two to five agents: each but the last reads a text of its own, the last reads all of them, behind a role of
 its own, and is asked about them. It gets their KV in each way there is. All arms see the same programs and questions,
-in namespaces of their own. What is cached exactly because an arm has computed it counts as not reused.
+in namespaces of their own. What is cached exactly because an arm has computed it counts as not reused. "repaired" is
+what was computed of the texts put in, which is at most the share that was asked for.
 
 Usage: python bench/quality/run.py MODEL_FOLDER [--programs 120] [--json FILE]
        (make the model with: python bench/quality/train.py MODEL_FOLDER)
@@ -217,7 +218,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=120)
     parser.add_argument("--references", type=float, default=0.5, help="share of statements that refer to others")
     parser.add_argument("--repair-tokens", type=int, default=4)
-    parser.add_argument("--repair-share", type=float, nargs="+", default=[0.15, 0.3])
+    parser.add_argument("--repair-share", type=float, nargs="+", default=[0.22, 0.46])
     parser.add_argument("--repair-layer", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--arms", nargs="+", help="only these")
@@ -240,9 +241,10 @@ def main() -> None:
 
 def _line(row: dict[str, Any]) -> str:
     reused = (row["grafted_tokens"] - row["repaired_tokens"]) / row["text_tokens"]
+    repaired = row["repaired_tokens"] / max(1, row["grafted_tokens"])
     kinds = "  ".join(f"{kind} {share:.0%}" for kind, share in row["by_kind"].items())
     right = f"{row['right']:.1%} of {row['questions']}  bound {row['bound_right']:.1%}"
-    return f"{row['arm']:18} {right}  reused {reused:.0%}  {kinds}"
+    return f"{row['arm']:18} {right}  reused {reused:.0%}  repaired {repaired:.1%}  {kinds}"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 
 from kvflow.patches import rows
 from kvflow.patches.kv_pool import Pool
-from kvflow.reuse import KV, Chunk, Graft, chosen, deviations, joined
+from kvflow.reuse import KV, Chunk, Graft, budget_tokens, chosen, deviations, joined
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Splicing:
             repair_share: of the tokens.
         """
         tokens = sum(graft.end - graft.start for graft in chunk.grafts)
-        repairs = self._by_layers and round(repair_share * tokens) > 0
+        repairs = self._by_layers and budget_tokens(repair_share, tokens) > 0
         layer = slice(self._layer, self._layer + 1)
         put: list[KV] = []
         for graft, fill in zip(chunk.grafts, fills, strict=True):

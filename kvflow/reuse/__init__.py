@@ -9,7 +9,7 @@ from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.outcomes import Outcomes
 from kvflow.reuse.plan import Plan
 from kvflow.reuse.prompt import Method, Mode, Prompt, Slot
-from kvflow.reuse.repair import chosen, deviations, joined
+from kvflow.reuse.repair import budget_tokens, chosen, deviations, joined
 from kvflow.reuse.reuse import Reuse
 from kvflow.reuse.rotation import Rotary, Rotation, rotate, rotate_exactly
 from kvflow.reuse.splice import Chunk, Graft, cut
@@ -31,6 +31,7 @@ __all__ = [
     "Rotation",
     "Slot",
     "SlotKey",
+    "budget_tokens",
     "chosen",
     "cut",
     "deviations",

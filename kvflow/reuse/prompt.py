@@ -25,7 +25,7 @@ class Method:
 
     Attributes:
         repair_tokens: the first so many ...
-        repair_share: ... and such a share of what is left, where KV differs most.
+        repair_share: ... and at most such a share of what is left, where KV differs most.
     """
 
     mode: Mode

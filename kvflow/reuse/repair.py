@@ -9,6 +9,7 @@ well (CacheBlend, arXiv 2405.16444, section 4: tokens of high KV deviation).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import torch
 
@@ -19,7 +20,7 @@ Run = tuple[int, int]
 """First token of a prompt, and the one after the last."""
 
 _BRIDGED = 2
-"""So few tokens between two runs are computed, too: a run costs more than a token."""
+"""So few tokens between two runs of a text are computed, too: a run costs more than a token."""
 
 
 def without_first(graft: Graft, tokens: int) -> Graft | None:
@@ -44,34 +45,53 @@ def deviations(spliced: KV, computed: KV) -> torch.Tensor:
     return sum((_relative(old.to(new.device), new) for old, new in pairs), torch.zeros(len(computed))).double()
 
 
+def budget_tokens(share: float, tokens: int) -> int:
+    """How many of so many tokens may be computed; never more than the share."""
+    return int(share * tokens)
+
+
 def chosen(grafts: Sequence[Graft], deviation: torch.Tensor, share: float) -> list[list[Run]]:
-    """Choose the tokens that differ most.
+    """Choose the tokens that differ most, and with them the few that lie between two of them.
 
     Args:
         grafts: of one prompt, in order.
         deviation: [n], of all their tokens, in order.
-        share: of the tokens.
+        share: of the tokens; what is returned has so many of them at most, and a few less only if none fits any more.
 
     Returns:
         Runs of each graft, in order.
+
+    Cost: O(n log n).
     """
-    budget = round(share * len(deviation))
-    picked = set(torch.topk(deviation, budget).indices.tolist())
-    runs: list[list[Run]] = []
-    first = 0
-    for graft in grafts:
-        moved = graft.start - first
-        tokens = range(first, first + graft.end - graft.start)
-        runs.append(joined((token + moved, token + moved + 1) for token in tokens if token in picked))
-        first = tokens.stop
-    return runs
+    places = list(chain.from_iterable(range(graft.start, graft.end) for graft in grafts))
+    ends = list(chain.from_iterable([(graft.start, graft.end)] * (graft.end - graft.start) for graft in grafts))
+    left = budget_tokens(share, len(places))
+    taken: set[int] = set()
+    for index in torch.argsort(deviation, descending=True, stable=True).tolist():
+        if not left:
+            break
+        new = _with_bridges(places[index], taken, *ends[index])
+        if len(new) <= left:
+            taken.update(new)
+            left -= len(new)
+    return [joined((at, at + 1) for at in range(graft.start, graft.end) if at in taken) for graft in grafts]
+
+
+def _with_bridges(token: int, taken: set[int], start: int, end: int) -> list[int]:
+    """What is to be computed with a token of a graft [start, end): itself, and what is left between it and others."""
+    if token in taken:
+        return []
+    reach = _BRIDGED + 1
+    before = next((at for at in range(token - 1, max(token - reach, start) - 1, -1) if at in taken), token)
+    after = next((at for at in range(token + 1, min(token + reach, end - 1) + 1) if at in taken), token)
+    return [at for at in range(before, after + 1) if at not in taken]
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """Make one of runs that lie close together."""
+    """Make one of runs that touch."""
     together: list[Run] = []
     for start, end in sorted(runs):
-        if together and start - together[-1][1] <= _BRIDGED:
+        if together and start <= together[-1][1]:
             first, last = together.pop()
             together.append((first, max(last, end)))
         else:

@@ -13,7 +13,8 @@ REPAIRS = {0: [[(12, 14), (20, 21)], [(40, 41)]], 2: [[(24, 25)]]}
 def test_all_at_once_where_runs_see_each_other() -> None:
     assert rounds([FIRST, None, SECOND], {}, together=True) == [[(0, 0, 10), (0, 30, 40)]]
     repaired = rounds([FIRST, None, SECOND], REPAIRS, together=True)
-    assert repaired == [[(0, 0, 14), (0, 20, 21), (0, 30, 41), (2, 24, 25)]], "runs side by side are one"
+    expected = [(0, 0, 10), (0, 12, 14), (0, 20, 21), (0, 30, 41), (2, 24, 25)]
+    assert repaired == [expected], "runs side by side are one, and no token is computed that was not chosen"
 
 
 def test_part_after_part_where_they_do_not() -> None:
