@@ -1,4 +1,4 @@
-"""``kvflow explain``: why contexts were evicted, loaded and held back lately."""
+"""``kvflow explain``: why contexts were evicted, loaded and held back lately, and who waited for loads how long."""
 
 from __future__ import annotations
 
@@ -37,11 +37,15 @@ def explain(
     for number, replica in enumerate(answer["replicas"]):
         if len(answer["replicas"]) > 1:
             console.print(f"replica {number}")
+        stalled = replica["stalled"]["workflows"]
+        if not replica["entries"] and not stalled:
+            console.print("nothing was evicted, loaded or held back lately")
+            continue
         if replica["entries"]:
             console.print(table_of(replica))
-            console.print(waits_of(replica))
-        else:
-            console.print("nothing was evicted, loaded or held back lately")
+        if stalled:
+            console.print(stalls_of(replica))
+        console.print(waits_of(replica))
 
 
 def table_of(replica: dict[str, Any]) -> Table:
@@ -55,10 +59,20 @@ def table_of(replica: dict[str, Any]) -> Table:
     return table
 
 
+def stalls_of(replica: dict[str, Any]) -> Table:
+    """Which workflows waited for loads, those that did longest first, and their latest request that did."""
+    table = Table("s for loads", "requests", "workflow", "latest", box=None)
+    table.columns[0].justify = table.columns[1].justify = "right"
+    latest = {stall["workflow_id"]: stall for stall in replica["stalled"]["requests"]}
+    for stall in replica["stalled"]["workflows"]:
+        last = latest.get(stall["workflow_id"])
+        told = f"{last['seconds']:.3f} s, {last['agent']}, request {last['request_id']}" if last else "-"
+        table.add_row(f"{stall['seconds']:.2f}", str(stall["requests"]), escape(stall["workflow_id"]), escape(told))
+    return table
+
+
 def waits_of(replica: dict[str, Any]) -> str:
     """What its decisions have cost in time, in a line."""
-    seconds = {
-        event: sum(entry["seconds"] for entry in replica["entries"] if entry["event"] == event)
-        for event in ("stalled", "let in")
-    }
-    return f"waited {seconds['stalled']:.2f} s for loads and {seconds['let in']:.2f} s for a turn, as far as shown"
+    stalled_s = sum(stall["seconds"] for stall in replica["stalled"]["workflows"])
+    turn_s = sum(entry["seconds"] for entry in replica["entries"] if entry["event"] == "let in")
+    return f"waited {stalled_s:.2f} s for loads and {turn_s:.2f} s for a turn, as far as shown"

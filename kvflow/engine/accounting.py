@@ -33,12 +33,14 @@ class Counters:
         computed_tokens: prompt tokens the model had to compute.
         recomputed_tokens: those of them that had been cached before and were evicted.
         evicted_tokens: tokens that left a tier, by ``tier/class``.
-        load_backs: host-to-device loads.
+        load_backs: host-to-device loads, of any kind below or by a batch for itself, which uses them.
         load_back_tokens: tokens they moved.
         load_back_s: seconds the transfers took, where the platform can time them.
         stall_s: seconds the forward pass waited for them.
         background_loads: loads of them while the request that needed them waited in the queue and others ran.
         background_load_tokens: tokens these moved.
+        background_used_tokens: those that a request used, whoever it was that they were loaded for.
+        background_wasted_tokens: those that left the device again unused: whoever asked has given up.
         prefetches: loads of them that began before a request asked.
         prefetched_tokens: tokens these moved.
         prefetch_used_tokens: those that were there when a request came.
@@ -64,6 +66,8 @@ class Counters:
     stall_s: float = 0.0
     background_loads: int = 0
     background_load_tokens: int = 0
+    background_used_tokens: int = 0
+    background_wasted_tokens: int = 0
     prefetches: int = 0
     prefetched_tokens: int = 0
     prefetch_used_tokens: int = 0

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kvflow.engine.claims import Clock
 from kvflow.engine.ports import Node
+from kvflow.engine.stalls import Stalls
 from kvflow.policy import UNKNOWN, EvictionClass
 
 _MOST_OWNERS = 4
@@ -43,11 +44,15 @@ class Journal:
     Args:
         clock: tells the time of entries.
         capacity: entries kept.
+
+    Attributes:
+        stalls: what waits for loads add up to, beyond the entries that are kept.
     """
 
     def __init__(self, clock: Clock, capacity: int) -> None:
         self._clock = clock
         self._entries: deque[Entry] = deque(maxlen=capacity)
+        self.stalls = Stalls()
 
     def evicted(self, node: Node, tier: str, cls: EvictionClass, tokens: int) -> None:
         """A node leaves a tier."""
@@ -65,8 +70,9 @@ class Journal:
         """A context is loaded back before a request asks."""
         self._enter("loaded ahead", _owners(node), tokens, self._expectation(node))
 
-    def stalled(self, workflow_id: str, agent: str, seconds: float) -> None:
+    def stalled(self, workflow_id: str, agent: str, request_id: str, seconds: float) -> None:
         """The batch in which a request computed the first part of its prompt waited for loads."""
+        self.stalls.add(workflow_id, agent, request_id, self._clock.now_s, seconds)
         self._enter("stalled", ((workflow_id, agent),), 0, f"its batch waited {seconds:.3f} s for loads", seconds)
 
     def held(self, workflow_id: str, tokens: int, reason: str) -> None:

@@ -183,11 +183,14 @@ class Prefetcher:
         """A request computes behind these nodes."""
         for node in path:
             load = node.load
-            if load is not None:
-                node.load = None
-            if load is not None and not load.asked:
+            if load is None:
+                continue
+            node.load = None
+            counters = self._counters()
+            if load.asked:
+                counters.background_used_tokens += len(node.key)
+            else:
                 self.pace.used(len(node.key))
-                counters = self._counters()
                 if load.late or load.under_way:
                     counters.prefetch_late_tokens += len(node.key)
                 else:
@@ -196,7 +199,9 @@ class Prefetcher:
     def left(self, node: Node) -> None:
         """A node leaves the device."""
         load, node.load = node.load, None
-        if load is not None and not load.asked:
+        if load is not None and load.asked:
+            self._counters().background_wasted_tokens += len(node.key)
+        elif load is not None:
             self.pace.wasted(len(node.key))
             self._counters().prefetch_wasted_tokens += len(node.key)
 

@@ -88,7 +88,10 @@ async def cache() -> Any:
 
 @router.get("/explain")
 async def explain(workflow_id: str | None = None, limit: int = 100) -> Any:
-    """Why contexts were evicted, loaded and held back lately, of one workflow or of all; the oldest first."""
+    """Why contexts were evicted, loaded and held back lately, the oldest first, and who waited for loads how long.
+
+    Of one workflow or of all.
+    """
     return await _relay("explain", workflow_id=workflow_id, limit=max(0, limit))
 
 

@@ -39,6 +39,8 @@ class Exporter:
                 ("stall_seconds", "Seconds forward passes waited for loads."),
                 ("background_loads", "Loads while the request that needed them waited and others ran."),
                 ("background_load_tokens", "Tokens of these loads."),
+                ("background_used_tokens", "Of those, tokens that a request used."),
+                ("background_wasted_tokens", "Of those, tokens that left the device again unused."),
                 ("prefetches", "Loads ahead of use."),
                 ("prefetched_tokens", "Tokens loaded ahead of use."),
                 ("prefetch_used_tokens", "Of those, tokens that were there when a request came."),
@@ -98,6 +100,8 @@ def _flatten(counters: Counters) -> Iterator[tuple[str, str, str, float]]:
     yield "stall_seconds", "", "", counters.stall_s
     yield "background_loads", "", "", counters.background_loads
     yield "background_load_tokens", "", "", counters.background_load_tokens
+    yield "background_used_tokens", "", "", counters.background_used_tokens
+    yield "background_wasted_tokens", "", "", counters.background_wasted_tokens
     yield "prefetches", "", "", counters.prefetches
     yield "prefetched_tokens", "", "", counters.prefetched_tokens
     yield "prefetch_used_tokens", "", "", counters.prefetch_used_tokens

@@ -114,7 +114,12 @@ def _execute(cache: KvflowRadixCache, commands: list[dict[str, Any]]) -> dict[st
 
 
 def _explain(cache: KvflowRadixCache, workflow_id: str | None, limit: int) -> dict[str, Any]:
-    return {"now_s": cache.coordinator.claims.clock.now_s, "entries": cache.journal.read(workflow_id, limit)}
+    journal = cache.journal
+    return {
+        "now_s": cache.coordinator.claims.clock.now_s,
+        "entries": journal.read(workflow_id, limit),
+        "stalled": journal.stalls.read(workflow_id, limit),
+    }
 
 
 def _checks(cache: KvflowRadixCache) -> dict[str, Any]:

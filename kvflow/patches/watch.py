@@ -90,7 +90,7 @@ class Watch:
         req._kvflow_counted = req.retraction_count
         claim, stalled_s = claim_of(req), stall.of(req)
         if claim is not None and stalled_s > 0:
-            cache.journal.stalled(claim.workflow_id, claim.agent, stalled_s)
+            cache.journal.stalled(claim.workflow_id, claim.agent, req.rid, stalled_s)
         if cache.prefetch is not None:
             cache.prefetch.used([node for node, _ in cache.path_of(req)])
         if counted is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvflow.cli.explain import stalls_of, waits_of
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
 from tests.e2e.conftest import HOST_TIER, Server
@@ -105,6 +106,16 @@ def test_a_request_that_comes_while_its_context_is_loaded_waits_for_it_layer_by_
     stalled = [entry for entry in replica["entries"] if entry["event"] == "stalled"]
     assert stalled[-1]["owners"] == [["w", "near"]]
     assert 0.01 < stalled[-1]["seconds"] <= stats["stall_s"] + 0.05
+    (request,) = (stall for stall in replica["stalled"]["requests"] if stall["request_id"] == near["meta_info"]["id"])
+    assert (request["agent"], request["seconds"]) == ("near", stalled[-1]["seconds"])
+    (workflow,) = replica["stalled"]["workflows"]
+    assert workflow["seconds"] >= request["seconds"]
+    assert f"{workflow['seconds']:.2f} s for loads" in waits_of(replica)
+    assert [next(iter(column.cells)) for column in stalls_of(replica).columns][:3] == [
+        f"{workflow['seconds']:.2f}",
+        str(workflow["requests"]),
+        "w",
+    ]
     assert slow_link.get("status")["degraded"] == {}
 
 
@@ -140,7 +151,33 @@ def test_others_go_on_while_the_context_of_a_request_is_loaded(slow_link: Server
         stats = slow_link.get("stats")["total"]
         if stats["background_loads"]:
             break
-    assert stats["background_load_tokens"] >= FIXED_TOKENS
+    assert stats["background_load_tokens"] >= stats["background_used_tokens"] >= FIXED_TOKENS
+    assert stats["background_wasted_tokens"] == 0
     assert stats["stall_s"] < LOAD_S / 2
+    slow_link.flush()
+    assert slow_link.get("status")["degraded"] == {}
+
+
+def test_what_was_loaded_for_a_request_that_gave_up_is_wasted(slow_link: Server) -> None:
+    for _ in range(TRIES):
+        on_host_only(slow_link)
+        action = step_action(workflow_id="v", workflow_type="t", agent="far", fixed_prompt_tokens=FIXED_TOKENS)
+        body = {"text": text("far") + TAIL, "rid": "given up", "kv_hints": envelope([action])}
+        with ThreadPoolExecutor(2) as pool:
+            other = pool.submit(slow_link.generate, text("other", 64), tokens=128)
+            time.sleep(0.1)
+            pool.submit(slow_link.client.post, "/generate", json=body)
+            time.sleep(LOAD_S / 3)
+            slow_link.client.post("/abort_request", json={"rid": "given up"}).raise_for_status()
+            other.result()
+        stats = slow_link.get("stats")["total"]
+        if stats["background_loads"] and not stats["background_used_tokens"]:
+            break
+    for number in range(2):
+        slow_link.generate(text(f"new flood {number}", 600), tokens=1)
+        time.sleep(LOAD_S)
+    stats = slow_link.get("stats")["total"]
+    assert stats["background_used_tokens"] == 0
+    assert stats["background_wasted_tokens"] >= FIXED_TOKENS
     slow_link.flush()
     assert slow_link.get("status")["degraded"] == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvflow.engine import Coordinator, Journal, PromptClaim
+from kvflow.engine.stalls import Stalls
 from kvflow.policy import EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from tests.unit.engine.test_prefetch import Node
@@ -58,6 +59,43 @@ def test_one_that_keeps_nothing_costs_nothing() -> None:
 
 def test_waits_are_told_in_seconds() -> None:
     journal = Journal(Coordinator("cost").claims.clock, 10)
-    journal.stalled("w", "a", 0.25)
+    journal.stalled("w", "a", "r", 0.25)
     journal.admitted("w", 100, 3.0)
     assert [(entry["event"], entry["seconds"]) for entry in journal.read("w")] == [("stalled", 0.25), ("let in", 3.0)]
+
+
+def test_waits_for_loads_add_up_beyond_the_entries_that_are_kept() -> None:
+    coordinator = Coordinator("cost")
+    journal = Journal(coordinator.claims.clock, 1)
+    for number, (workflow, request) in enumerate((("w", "r1"), ("v", "r2"), ("w", "r3"), ("w", "r1"))):
+        coordinator.tick(float(number))
+        journal.stalled(workflow, "a", request, 0.25)
+    assert len(journal.read()) == 1
+    stalled = journal.stalls.read()
+    assert stalled["workflows"] == [
+        {"workflow_id": "w", "requests": 2, "seconds": 0.75},
+        {"workflow_id": "v", "requests": 1, "seconds": 0.25},
+    ]
+    assert [stall["request_id"] for stall in stalled["requests"]] == ["r2", "r3", "r1"], "a retracted one waits again"
+    assert stalled["requests"][-1] == {
+        "request_id": "r1",
+        "workflow_id": "w",
+        "agent": "a",
+        "at_s": 3.0,
+        "seconds": 0.5,
+    }
+    assert [stall["request_id"] for stall in journal.stalls.read("w", limit=1)["requests"]] == ["r1"]
+    assert journal.stalls.read("nobody") == {"workflows": [], "requests": []}
+
+
+def test_of_workflows_and_requests_without_end_the_latest_are_kept() -> None:
+    stalls = Stalls()
+    for number in range(5000):
+        stalls.add("always" if number % 2 else f"w{number}", "a", f"r{number}", float(number), 0.5)
+    kept = stalls.read(limit=10_000)
+    assert kept["workflows"][0] == {"workflow_id": "always", "requests": 2500, "seconds": 1250.0}
+    assert len(kept["workflows"]) == 2501
+    assert [stall["request_id"] for stall in kept["requests"]] == [f"r{number}" for number in range(5000 - 256, 5000)]
+    for number in range(5000):
+        stalls.add(f"v{number}", "a", f"q{number}", 0.0, 0.5)
+    assert len(stalls.read(limit=10_000)["workflows"]) == 4096

@@ -322,8 +322,10 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     assert (table.counters.background_loads, table.counters.background_load_tokens) == (1, 100)
     assert table.counters.prefetches == 0
     table.prefetcher.ended(load)
-    table.prefetcher.used([table.fixed["b"]])
+    for _ in range(2):
+        table.prefetcher.used([table.fixed["b"]])
     table.prefetcher.left(table.fixed["b"])
+    assert (table.counters.background_used_tokens, table.counters.background_wasted_tokens) == (100, 0)
     assert table.counters.prefetch_used_tokens == table.counters.prefetch_wasted_tokens == 0
     table.say("v", a=0.05, c=0.05, d=0.05, e=0.05, f=0.05)
     table.free_tokens = 50
@@ -357,3 +359,18 @@ def test_what_can_leave_for_them_counts_unless_the_load_hangs_below_it() -> None
     table.fixed["b"].locked = False
     table.time(10.15)
     assert table.load().anchor is tail
+
+
+def test_what_a_request_asked_for_and_gave_up_is_wasted_once_it_leaves(table: Table) -> None:
+    table.free_tokens = 150
+    table.evict("b")
+    load = table.prefetcher.asked(table.fixed["b"], table.room(), table.device)
+    assert load is not None
+    table.prefetcher.begun(load)
+    table.prefetcher.ended(load)
+    assert (table.counters.background_used_tokens, table.counters.background_wasted_tokens) == (0, 0)
+    for _ in range(2):
+        table.prefetcher.left(table.fixed["b"])
+    table.prefetcher.used([table.fixed["b"]])
+    assert (table.counters.background_used_tokens, table.counters.background_wasted_tokens) == (0, 100)
+    assert table.counters.prefetch_wasted_tokens == 0
