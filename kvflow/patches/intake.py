@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -20,12 +19,12 @@ from kvflow.patches import commands_http, inferring
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots, plain, roles_and_texts
+from kvflow.patches.token_cache import TokenCache
 
 logger = logging.getLogger(__name__)
 
-_RENDERED_PREFIXES = 512
 _MIN_SHARE = 0.9
-_rendered: OrderedDict[str, list[int]] = OrderedDict()
+_rendered = TokenCache(max_bytes=32 * 2**20)
 
 
 def generate_contract(result: str | None, body: Any) -> str | None:
@@ -202,9 +201,8 @@ def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int
     messages = [plain(message.model_dump(exclude_none=True)) for message in request.messages[:count]]
     tools = [tool.model_dump() for tool in request.tools] if request.tools else None
     extra = request.chat_template_kwargs or {}
-    key = json.dumps([messages, tools, extra], default=str)
-    rendered = _rendered.get(key)
-    if rendered is None:
+
+    def render() -> list[int]:
         try:
             text = tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=False, add_generation_prompt=False, **extra
@@ -212,10 +210,10 @@ def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int
         except Exception as error:  # templates are other people's programs
             logger.debug("fixed_prompt_messages cannot be rendered alone: %s", error)
             text = ""
-        rendered = _rendered[key] = tokenizer.encode(text, add_special_tokens=False)
-        while len(_rendered) > _RENDERED_PREFIXES:
-            _rendered.popitem(last=False)
-    common = common_prefix(rendered, _prompt(tokenizer, adapted))
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    rendered = _rendered.tokens(tokenizer, json.dumps([messages, tools, extra], default=str), render)
+    common = common_prefix(rendered.tolist(), _prompt(tokenizer, adapted))
     return common if rendered and common >= _MIN_SHARE * len(rendered) else None
 
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from kvflow.engine import Located
 from kvflow.hints import SegmentRange, Segments
+from kvflow.patches.token_cache import TokenCache
 
 SlotRange = tuple[int, int, str]
 """Start and end in tokens, and the slot's name."""
 
 _MAX_SLOTS = 256
 _UNNAMED = "segment"
-_CACHED_TEXTS = 1024
+_texts = TokenCache(max_bytes=64 * 2**20)
 
 
-@lru_cache(maxsize=_CACHED_TEXTS)
-def tokens_of(tokenizer: Any, text: str) -> tuple[int, ...]:
+def tokens_of(tokenizer: Any, text: str) -> Sequence[int]:
     """The tokens of a text that stands alone; agents quote the same ones again and again."""
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
+    return _texts.tokens(tokenizer, text, lambda: tokenizer.encode(text, add_special_tokens=False))
 
 
 def find_slots(
