@@ -22,7 +22,7 @@ from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
 from tests.e2e.command_lines import ended
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, write_plugin
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text
 from tests.e2e.test_commands import there_and_back
 
@@ -176,11 +176,7 @@ def register():
 @pytest.fixture
 def broken_sglang(tmp_path: Path) -> Path:
     """A plugin that changes the signature of a method kvflow needs, as a later SGLang might."""
-    (tmp_path / "aaa_breaker.py").write_text(BREAKER)
-    info = tmp_path / "aaa_breaker-0.0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: aaa-breaker\nVersion: 0.0.1\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\naaa_breaker = aaa_breaker:register\n")
+    write_plugin(tmp_path, "aaa_breaker", BREAKER)
     return tmp_path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Server
+from tests.e2e.conftest import Server, write_plugin
 from tests.e2e.reusing import DOCUMENT, ask, exact, reuse, text
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
@@ -34,11 +34,7 @@ def register():
 def gated(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     """A server whose anchors break once there is a file."""
     folder = tmp_path_factory.mktemp("breaker")
-    (folder / "breaker.py").write_text(BREAKER)
-    info = folder / "breaker-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: breaker\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nbreaker = breaker:register\n")
+    write_plugin(folder, "breaker", BREAKER)
     env = {"KVFLOW_REUSE__MODE": "kvcomm", "BREAKER_SWITCH": str(folder / "broken")}
     env["KVFLOW_REUSE__ENTROPY"] = "0"  # a text is served from its own anchor only
     with start("--enable-kvflow", "--max-total-tokens", "1024", env=env, python_path=[folder]) as server:
