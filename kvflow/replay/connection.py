@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +18,7 @@ from kvflow.hints.models import MAX_ACTIONS
 from kvflow.replay.arms import Arm
 from kvflow.replay.forcing import forced
 from kvflow.replay.record import CallRecord
+from kvflow.sim.stream import pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,22 @@ class Connection:
         client: whose base address is the server's.
         free: let the model answer what it likes, as long as the recorded answer; else it is made to give that answer.
         began_s: when the round began, by :func:`time.perf_counter`.
+        timeout_s: a call that takes longer has failed.
+
+    Attributes:
+        lost: why the server could not be reached, the first time that it could not; empty if it always could.
     """
 
-    def __init__(self, client: httpx.AsyncClient, arm: Arm, *, free: bool, began_s: float) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, arm: Arm, *, free: bool, began_s: float, timeout_s: float = 600.0
+    ) -> None:
         self.arm = arm
+        self.lost = ""
         self._client = client
         self._free = free
         self._began_s = began_s
+        self._timeout_s = timeout_s
+        self._sending = False
         self._facts: list[tuple[str, dict[str, Any]]] = []
         self._told = asyncio.Event()
 
@@ -70,7 +79,7 @@ class Connection:
         sender = asyncio.create_task(self._send())
         try:
             yield
-            while self._facts:
+            while self._facts or self._sending:
                 await asyncio.sleep(LINGER_S)
         finally:
             sender.cancel()
@@ -79,8 +88,12 @@ class Connection:
 
     async def over(self, workflow_id: str) -> None:
         """Close what SGLang calls a session, if the arm's programs have any."""
-        if self.arm.sessions:
+        if not self.arm.sessions:
+            return
+        try:
             await self._client.post("/close_session", json={"session_id": workflow_id})
+        except httpx.HTTPError as error:
+            self._failed(error)
 
     async def ask(
         self, prompt: Sequence[int], answer: array[int], hints: list[dict[str, Any]], workflow_id: str, seen: CallRecord
@@ -105,11 +118,14 @@ class Connection:
         if self.arm.sessions:
             body["session_id"] = workflow_id
         seen.prompt_tokens = len(prompt)
+        last: dict[str, Any] | None = None
         try:
-            last = await self._stream(body, seen)
-        except (httpx.HTTPError, json.JSONDecodeError) as error:
-            seen.error = f"{type(error).__name__}: {error}"
-            last = None
+            async with asyncio.timeout(self._timeout_s):
+                last = await self._stream(body, seen)
+        except TimeoutError:
+            seen.error = f"not answered in {self._timeout_s:g} s"
+        except (httpx.HTTPError, ValueError) as error:
+            seen.error = self._failed(error)
         seen.ended_s = self.now_s()
         return self._answer(last, answer, seen) if last is not None else None
 
@@ -122,8 +138,17 @@ class Connection:
             if not self._facts:
                 self._told.clear()
             if batch:
+                self._sending = True
                 with contextlib.suppress(httpx.HTTPError):  # what is lost is lost, as with kvflow's client
                     await self._client.post("/kvflow/v1/events", json=envelope(batch))
+                self._sending = False
+
+    def _failed(self, error: Exception) -> str:
+        """Say why; a server that was slow has not been lost."""
+        told = f"{type(error).__name__}: {error}"
+        if isinstance(error, httpx.TransportError) and not isinstance(error, httpx.TimeoutException):
+            self.lost = self.lost or told
+        return told
 
     def _riders(self, workflow_id: str, most: int) -> list[dict[str, Any]]:
         """Take a workflow's facts that have not been sent, for its request to bring them along."""
@@ -139,11 +164,8 @@ class Connection:
             if response.status_code != httpx.codes.OK:
                 seen.error = f"status {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
                 return None
-            async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                last = json.loads(line[len("data: ") :])
-                now_s = self.now_s()
+            async for piece in pieces(response):
+                last, now_s = piece, self.now_s()
                 if seen.first_s is None:
                     seen.first_s = now_s
                 else:

@@ -7,7 +7,6 @@ to do meanwhile, and what it has cached does not survive: loads are provoked by 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import httpx
 
 from kvflow.errors import ServerUnavailableError
 from kvflow.sim.fit import DecodeSample, Measurements, PrefillSample, TransferSample
+from kvflow.sim.stream import pieces
 
 TIMEOUT_S = 600.0
 _SETTLE_S = 0.2
@@ -126,10 +126,8 @@ class _Server:
         async with self._client.stream("POST", "/generate", json=_body(ids, tokens) | {"stream": True}) as response:
             if response.status_code != httpx.codes.OK:
                 raise ServerUnavailableError(f"the server answered {response.status_code}")
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    count = json.loads(line[len("data: ") :])["meta_info"]["completion_tokens"]
-                    arrivals.append((time.perf_counter(), int(count)))
+            async for piece in pieces(response):
+                arrivals.append((time.perf_counter(), int(piece["meta_info"]["completion_tokens"])))
         return arrivals
 
     async def loads(self) -> tuple[int, float] | None:
