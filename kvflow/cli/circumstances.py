@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,11 @@ from typing import Any
 def circumstances() -> dict[str, Any]:
     """Time, command, git state, machine and versions; what is not installed has no version.
 
-    Absolute paths of the command are cut to their last part.
+    Absolute paths of the command are cut to their last part, and API keys left out.
     """
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join([_program(Path(sys.argv[0])), *map(_without_folders, sys.argv[1:])]),
+        "command": _command(sys.argv),
         "git": _git(),
         "machine": {
             "cpu": _cpu(),
@@ -28,6 +30,11 @@ def circumstances() -> dict[str, Any]:
         },
         "versions": _versions("kvflow", "sglang", "torch") | {"python": platform.python_version()},
     }
+
+
+def _command(words: Sequence[str]) -> str:
+    command = " ".join([_program(Path(words[0])), *map(_without_folders, words[1:])])
+    return re.sub(r"(api-key[= ])\S+", r"\1…", command)
 
 
 def _program(path: Path) -> str:

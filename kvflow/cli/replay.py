@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,17 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
+from kvflow.cli.live import ApiKey
 from kvflow.cli.reading import check_folders, read, told_as_usage, write
 from kvflow.errors import ConfigError, KVFlowError
 
 if TYPE_CHECKING:
     from kvflow.replay.arms import Arm
-    from kvflow.replay.engines import Sizes
     from kvflow.replay.run import Plan
     from kvflow.replay.server import Engine
     from kvflow.sim.workload import Workload
 
-DEVICE_SIZE, HOST_SIZE = "33%", "67%"
 FILE_WIDTH = 200
 """Characters of a line that goes to a file: nothing is cut off there."""
 LINK_BYTES_S = 3.4e7
@@ -36,12 +34,17 @@ LINK_BYTES_S = 3.4e7
 def replay(
     traces: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="Traces, of any format we read.")],
     arm: Annotated[
-        list[str] | None, typer.Option(help="NAME of a known arm, or NAME=SETTINGS; repeatable. Default: lru, kvflow.")
+        list[str] | None,
+        typer.Option(
+            help="NAME of a known arm, or NAME=SETTINGS; repeatable. "
+            "Default: lru, kvflow; with --url silent=no-hints, telling=hints."
+        ),
     ] = None,
     launch: Annotated[
         str | None, typer.Option(help="Flags of sglang.launch_server; default is the CPU engine.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="A server that runs already; its cache is flushed!")] = None,
+    api_key: ApiKey = None,
     profile: Annotated[
         str, typer.Option(help="cpu: a tiny model on the CPU engine. gpu: an 8B geometry, made-up weights.")
     ] = "cpu",
@@ -55,7 +58,9 @@ def replay(
     link: Annotated[float, typer.Option(min=0, help="Bytes per second of the CPU engine's link; 0: no limit.")] = (
         LINK_BYTES_S
     ),
-    page_tokens: Annotated[int, typer.Option(min=1, help="SGLang's page size.")] = 16,
+    page_tokens: Annotated[
+        int | None, typer.Option(min=1, help="SGLang's page size. Profiles: 16; others are asked for theirs.")
+    ] = None,
     programs: Annotated[
         int | None, typer.Option(min=1, help="Programs per round, drawn anew for each. Default 24.")
     ] = (24),
@@ -84,6 +89,9 @@ def replay(
     folder: Annotated[Path, typer.Option(help="Where rounds are kept; those that are over are not played again.")] = (
         Path(".replay")
     ),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Drop the rounds that were kept, and play them again.")
+    ] = False,
     json_path: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the result here.")] = None,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a report with charts here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
@@ -95,46 +103,77 @@ def replay(
 
     Example: kvflow replay runs.jsonl.gz --arm lru --arm kvflow --arm 'mine=@kvflow --kvflow-policy steps'
     """
-    from kvflow.replay.arms import DEFAULT, parse_arms
+    from kvflow.cli.planning import Asked, planned, token_range
+    from kvflow.replay.arms import parse_arms
     from kvflow.replay.run import Plan
     from kvflow.replay.work import Load, Pace
 
     console = Console()
     with told_as_usage():
         check_folders(json_path, html)
-        arms = parse_arms(arm or DEFAULT)
-        if url is not None:
-            arms = [replace(each, url=each.url or url.rstrip("/")) for each in arms]
+        arms = parse_arms(arm or (), url)
         workload = read(traces, console)
-        load = Load(programs=programs, per_min=rate or None, tokens=scale, time=time_scale)
         plan = Plan(
             arms=tuple(arms),
             engine=None,
-            load=load,
+            load=Load(programs=programs, per_min=rate or None, tokens=scale, time=time_scale),
             pace=Pace(max_gap_s=max_gap, tool_s=tool_s),
             rounds=rounds,
             keep_servers=keep_servers,
             seed=seed,
             free=free,
-            token_ids=_range(token_ids),
+            token_ids=token_range(token_ids),
             page_tokens=page_tokens,
             timeout_s=timeout,
         )
-        loads: list[int | None] = [*sorted(concurrency)] if concurrency else [None]
-        plans = [replace(plan, load=replace(load, at_once=at_once)) for at_once in loads]
-        sized = []
-        found, own = all(each.url for each in arms), launch is not None
-        for each in plans:
-            sizes = None
-            if not found and not (own and device_tokens is None):
-                sizes = _sizes(each, workload, device_tokens or DEVICE_SIZE, host_tokens or HOST_SIZE, link)
-            engine = None if found else _engine(launch, profile, folder, sizes, flags)
-            chat = _chat(prompts, tokenizer, engine)
-            sized.append(replace(each, engine=engine, chat=chat, notes=_notes(each, sizes, workload)))
-    _show(console, sized)
+        asked = Asked(
+            launch=launch,
+            profile=profile,
+            flags=flags,
+            device_tokens=device_tokens,
+            host_tokens=host_tokens,
+            link=link,
+            page_tokens=page_tokens,
+            prompts=prompts,
+            tokenizer=tokenizer,
+            folder=folder,
+        )
+        plans = planned(plan, asked, workload, sorted(concurrency) if concurrency else [None])
+    _show(console, plans)
     if dry_run:
         return
-    result = circumstances() | _play(sized, workload, folder, console)
+    result = circumstances() | _play(plans, workload, folder, console, api_key=api_key, fresh=fresh)
+    _tell(result, json_path, html, console)
+
+
+def _play(
+    plans: Sequence[Plan], workload: Workload, folder: Path, console: Console, *, api_key: str | None, fresh: bool
+) -> dict[str, Any]:
+    from kvflow.replay.document import document
+    from kvflow.replay.run import replay as play
+
+    played = []
+    try:
+        for plan in plans:
+            own = folder / f"{plan.load.at_once or 'all'}-at-once"
+            with ended_by_signals(), _progress(console) as progress:
+                played.append((plan, play(plan, workload, own, progress, api_key=api_key, fresh=fresh)))
+    except KVFlowError as error:
+        console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
+        if not isinstance(error, ConfigError):
+            again = "the same command without --fresh" if fresh else "the same command"
+            console.print(f"Rounds that are over are in {folder}: {again} goes on from there.", highlight=False)
+        raise typer.Exit(1) from None
+    rounds = [seen for _, of_plan in played for seen in of_plan]
+    kept = sum(seen.kept for seen in rounds)
+    if kept:
+        told = f"{kept} of {len(rounds)} rounds were kept in {folder} by an earlier run: --fresh plays them again."
+        console.print(told, style="yellow", highlight=False, soft_wrap=True)
+    return document(played, workload)
+
+
+def _tell(result: dict[str, Any], json_path: Path | None, html: Path | None, console: Console) -> None:
+    """Print and write a result; calls that failed make the exit status 1."""
     from kvflow.report import replay_tables, write_replay_html
 
     if not console.is_terminal:
@@ -145,88 +184,9 @@ def replay(
         write(json_path, lambda: json_path.write_text(json.dumps(result, indent=1)), console)
     if html:
         write(html, lambda: write_replay_html(result, html), console)
-
-
-def _play(plans: Sequence[Plan], workload: Workload, folder: Path, console: Console) -> dict[str, object]:
-    from kvflow.replay.document import document
-    from kvflow.replay.run import replay as play
-
-    played = []
-    try:
-        for plan in plans:
-            own = folder / f"{plan.load.at_once or 'all'}-at-once"
-            with ended_by_signals(), _progress(console) as progress:
-                played.append((plan, play(plan, workload, own, progress)))
-    except KVFlowError as error:
-        console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
-        console.print(f"Rounds that are over are in {folder}: the same command goes on from there.", highlight=False)
-        raise typer.Exit(1) from None
-    return document(played, workload)
-
-
-def _range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    if not (low.isdecimal() and high.isdecimal() and int(high) - int(low) > 1):
-        raise ConfigError(f"--token-ids is {text!r}: give the smallest and the one after the largest, e.g. 10:250")
-    return int(low), int(high)
-
-
-def _sizes(plan: Plan, workload: Workload, device: str, host: str, link: float) -> Sizes:
-    from kvflow.replay.engines import Sizes
-    from kvflow.replay.work import live_tokens, longest_request
-    from kvflow.sim.workload import parse_size
-
-    work = plan.load.drawn(workload, plan.seed)
-    live, page = live_tokens(work, plan.load.at_once), plan.page_tokens
-    longest = max(longest_request(plan.load.drawn(workload, plan.seed + n)) for n in range(plan.rounds))
-    # A request that does not fit alone would be refused; one that fits barely would wait for all others.
-    tokens = max(parse_size(device).resolve(live), longest + longest // 4 + 2 * page)
-    return Sizes(
-        device_tokens=-(-tokens // page) * page,
-        host_tokens=parse_size(host).resolve(live),
-        page_tokens=page,
-        link_bytes_s=link,
-    )
-
-
-def _engine(launch: str | None, profile: str, folder: Path, sizes: Sizes | None, flags: str) -> Engine:
-    from kvflow.replay.engines import cpu_engine, gpu_engine, user_engine
-
-    if launch is not None or sizes is None:
-        return user_engine(launch or "", sizes)
-    engines = {"cpu": cpu_engine, "gpu": gpu_engine}
-    if profile not in engines:
-        raise ConfigError(f"--profile is {profile!r}: give cpu or gpu")
-    return engines[profile](folder, sizes, flags)
-
-
-def _chat(prompts: str, tokenizer: str | None, engine: Engine | None) -> str | None:
-    """The model whose chat template is used, if one is."""
-    if prompts not in ("ids", "chat"):
-        raise ConfigError(f"--prompts is {prompts!r}: give ids or chat")
-    if prompts == "ids":
-        return None
-    model = tokenizer or (engine.model if engine else None)
-    if model is None:
-        raise ConfigError("--prompts chat needs the model's tokenizer: give its folder or name by --tokenizer")
-    from kvflow.replay.chat import chat_contents
-
-    chat_contents(model)
-    return model
-
-
-def _notes(plan: Plan, sizes: Sizes | None, workload: Workload) -> dict[str, object]:
-    from kvflow.replay.work import live_tokens
-
-    work = plan.load.drawn(workload, plan.seed)
-    tiers: dict[str, object] = {}
-    if sizes is not None:
-        tiers |= {name: value for name, value in asdict(sizes).items() if name != "page_tokens"}
-    return tiers | {
-        "live_tokens": round(live_tokens(work, plan.load.at_once)),
-        "calls": sum(len(program.calls) for program in work),
-        "programs": len(work),
-    }
+    if any(arm["measures"]["failed_calls"] for load in result["loads"] for arm in load["arms"]):
+        console.print("[red]error[/red] calls failed", highlight=False)
+        raise typer.Exit(1)
 
 
 def _show(console: Console, plans: Sequence[Plan]) -> None:
@@ -243,9 +203,8 @@ def _show(console: Console, plans: Sequence[Plan]) -> None:
 
 
 def _tiers(notes: dict[str, Any]) -> str:
-    if "device_tokens" not in notes:
-        return ""
-    return f": device {notes['device_tokens']:,}, host {notes['host_tokens']:,}"
+    tiers = [f"{tier} {notes[f'{tier}_tokens']:,}" for tier in ("device", "host") if f"{tier}_tokens" in notes]
+    return f": {', '.join(tiers)}" if tiers else ""
 
 
 def _told(arm: Arm, engine: Engine | None) -> str:

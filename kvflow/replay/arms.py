@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def kvflow(self) -> bool:
-        """Whether its server runs kvflow, as far as the arm says."""
+        """Whether its server has to run kvflow."""
         return "--enable-kvflow" in self.flags or self.hints
 
 
@@ -62,6 +62,8 @@ PRESETS = {
 """Arms by name: what SGLang has to offer, and kvflow with this and that turned off."""
 
 DEFAULT = ("lru", "kvflow")
+DEFAULT_FOUND = ("silent=no-hints", "telling=hints")
+"""Of a server that runs already, which can only be used in different ways."""
 _VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _SWITCHES = {
     "hints": {"hints": True},
@@ -109,17 +111,30 @@ def preset(name: str) -> Arm:
     return PRESETS[name]
 
 
-def parse_arms(texts: Sequence[str]) -> list[Arm]:
+def parse_arms(texts: Sequence[str], url: str | None = None) -> list[Arm]:
     """Read arms; the first is the one the others are compared with.
 
+    Args:
+        texts: the arms; without any those of :data:`DEFAULT` or :data:`DEFAULT_FOUND`.
+        url: of a server that runs, for arms that do not name one.
+
     Raises:
-        ConfigError: one cannot be read, or two have the same name.
+        ConfigError: one cannot be read, two have the same name, or one wants another server than the one it names.
     """
+    texts = texts or (DEFAULT if url is None else DEFAULT_FOUND)
     arms = [parse_arm(text) for text in texts]
+    if url is not None:
+        arms = [replace(arm, url=arm.url or url.rstrip("/")) for arm in arms]
     names = [arm.name for arm in arms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"two arms are called {twice!r}: give them different names, e.g. '{twice}-2=@{twice}'")
+    for text, arm in zip(texts, arms, strict=True):
+        if arm.url is not None and (arm.flags or arm.env or not arm.host or "=" not in text):
+            raise ConfigError(
+                f"arm {arm.name!r} is a way to launch a server, and the one at {arm.url} runs already: "
+                "there an arm is NAME=hints, NAME=no-hints or NAME=sessions"
+            )
     return arms
 
 

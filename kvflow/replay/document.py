@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvflow.replay.arms import Arm
+from kvflow.replay.folder import traces_digest
 from kvflow.replay.metrics import PAIRED, difference, measures, values
 from kvflow.replay.record import CallRecord, Round, ToolRecord
 from kvflow.replay.run import Plan
@@ -14,6 +15,7 @@ from kvflow.replay.work import live_tokens
 from kvflow.sim.workload import Workload
 
 KIND = "replay"
+_SIZES = ("device_tokens", "host_tokens", "page_tokens", "link_bytes_s")
 _SHOWN_CALLS = 400
 """Of one workflow, for its timeline."""
 
@@ -30,6 +32,7 @@ def document(loads: Sequence[tuple[Plan, Sequence[Round]]], workload: Workload) 
         "kind": KIND,
         "settings": loads[0][0].as_dict(),
         "traces": [asdict(file) for file in workload.files],
+        "traces_digest": traces_digest(workload),
         "seams_hold": not any(seen.broken_seams for seen in rounds),
         "loads": [_load(plan, played, workload) for plan, played in loads],
     }
@@ -45,7 +48,9 @@ def _load(plan: Plan, rounds: Sequence[Round], workload: Workload) -> dict[str, 
         "per_min": plan.load.per_min,
         "programs": len(work),
         "rounds": plan.rounds,
+        "kept_rounds": sum(seen.kept for seen in rounds),
         "calls": sum(len(program.calls) for program in work),
+        "sizes": {name: plan.notes[name] for name in _SIZES if name in plan.notes},
         "live_tokens": round(live_tokens(work, plan.load.at_once)),
         "identical_tokens": all(len(each) == 1 for each in answers.values()),
         "arms": [_arm(arm, of_arm[arm.name], base) for arm in plan.arms],
@@ -63,7 +68,7 @@ def _arm(arm: Arm, rounds: Sequence[Round], base: Sequence[Round]) -> dict[str, 
         "flags": list(arm.flags),
         "env": dict(arm.env),
         "hints": arm.hints,
-        "kvflow": arm.kvflow,
+        "kvflow": any(seen.broken_seams is not None for seen in rounds),
         "measures": measures(rounds),
         "against_first": against,
         "workflows": [_workflows(seen) for seen in rounds],

@@ -19,47 +19,52 @@ LLAMA_8B = ModelSpec(
 )
 """But for the vocabulary, which is that of the byte tokenizer: a prefill computes one row of logits."""
 GPU_FLAGS = ("--load-format", "dummy", "--sampling-backend", "pytorch", "--grammar-backend", "none")
-WRITE_THROUGH = ("--enable-hierarchical-cache", "--hicache-write-policy", "write_through")
+HIERARCHICAL = "--enable-hierarchical-cache"
+WRITE_THROUGH = (HIERARCHICAL, "--hicache-write-policy", "write_through")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Memory servers get.
+    """Memory servers get; None leaves it to the other flags.
 
     Attributes:
-        host_tokens: 0 for no host tier.
+        host_tokens: 0 for no host tier; more only together with ``device_tokens``.
         link_bytes_s: speed of the CPU engine's link to the host tier; 0 for as fast as memory copies.
     """
 
-    device_tokens: int
-    host_tokens: int
-    page_tokens: int = 16
+    device_tokens: int | None
+    host_tokens: int | None
+    page_tokens: int | None = 16
     link_bytes_s: float = 0.0
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Flags of SGLang for the device tier."""
-        return ("--page-size", str(self.page_tokens), "--max-total-tokens", str(self.device_tokens))
+        page = () if self.page_tokens is None else ("--page-size", str(self.page_tokens))
+        return page if self.device_tokens is None else (*page, "--max-total-tokens", str(self.device_tokens))
 
     @property
     def host_flags(self) -> tuple[str, ...]:
         """And for the host tier."""
-        if not self.host_tokens:
+        if not self.host_tokens or not self.device_tokens:
             return ()
         return (*WRITE_THROUGH, "--hicache-ratio", f"{self.host_tokens / self.device_tokens:.4f}")
 
 
 def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """A tiny random model on the CPU engine, which is built in a folder."""
-    model = build_model(folder / "model")
+    model, spec = build_model(folder / "model"), ModelSpec()
     own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *_words(flags, "--flags"))
     costs = asdict(load_profile("cpu").costs)  # what kvflow's predictions are weighed with; the defaults suit a GPU
     env: dict[str, str] = {}
     if sizes.link_bytes_s:
-        costs["load_token_s"] = ModelSpec().kv_bytes_per_token / sizes.link_bytes_s
+        costs["load_token_s"] = spec.kv_bytes_per_token / sizes.link_bytes_s
         env[BANDWIDTH_VARIABLE] = f"{sizes.link_bytes_s:.0f}"
     env |= {f"KVFLOW_COSTS__{name.upper()}": str(cost) for name, cost in costs.items()}
-    return Engine(model=str(model), flags=own, host_flags=sizes.host_flags, env=env, ready_s=180.0)
+    context = _context(flags, "--flags") or spec.max_position
+    return Engine(
+        model=str(model), flags=own, host_flags=sizes.host_flags, env=env, context_tokens=context, ready_s=180.0
+    )
 
 
 def gpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
@@ -67,26 +72,46 @@ def gpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     model = folder / "llama-8b"
     write_geometry(model)
     own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *_words(flags, "--flags"))
-    return Engine(model=str(model), device="cuda", flags=own, host_flags=sizes.host_flags)
+    context = _context(flags, "--flags") or LLAMA_8B.max_position
+    return Engine(model=str(model), device="cuda", flags=own, host_flags=sizes.host_flags, context_tokens=context)
 
 
-def user_engine(launch: str, sizes: Sizes | None) -> Engine:
-    """What the user launches SGLang with.
+def user_engine(launch: str, sizes: Sizes) -> Engine:
+    """What the user launches SGLang with. Flags of the host tier are only for arms that have one.
 
     Args:
         launch: flags of ``sglang.launch_server``, with ``--model-path``.
-        sizes: of the tiers; None to leave them to the flags.
+        sizes: of the tiers.
 
     Raises:
-        ConfigError: there is no model among the flags, or a quotation is open.
+        ConfigError: there is no model among the flags, a quotation is open, or flags and sizes say the same thing.
     """
     words = _words(launch, "--launch")
     model, words = _taken(words, "--model-path", "--model")
     if model is None:
         raise ConfigError("--launch has no --model-path: give the flags of sglang.launch_server")
+    for option, value, names in (
+        ("--page-tokens", sizes.page_tokens, ("--page-size",)),
+        ("--device-tokens", sizes.device_tokens, ("--max-total-tokens",)),
+        ("--host-tokens", sizes.host_tokens, ("--hicache-ratio", "--hicache-size")),
+    ):
+        twice = None if value is None else next((name for name in names if _taken(words, name)[0] is not None), None)
+        if twice is not None:
+            raise ConfigError(f"--launch has {twice}, and {option} is given, too: leave one of them out")
     device, words = _taken(words, "--device")
-    own = (*words, "--enable-metrics", *(sizes.flags if sizes else ()))
-    return Engine(model=model, device=device or "cuda", flags=own, host_flags=sizes.host_flags if sizes else ())
+    host, words = _host_tier(words)
+    return Engine(
+        model=model,
+        device=device or "cuda",
+        flags=(*words, "--enable-metrics", *sizes.flags),
+        host_flags=() if sizes.host_tokens == 0 else (*sizes.host_flags, *host),
+        context_tokens=_context(launch, "--launch"),
+    )
+
+
+def flag_value(flags: str, name: str) -> str | None:
+    """Find the value of a flag in a command line; None if it is not there."""
+    return _taken(_words(flags, "--launch"), name)[0]
 
 
 def write_geometry(folder: Path) -> None:
@@ -112,3 +137,20 @@ def _taken(words: list[str], *names: str) -> tuple[str | None, list[str]]:
         if name in names and index + 1 < len(words):
             return words[index + 1], words[:index] + words[index + 2 :]
     return None, words
+
+
+def _context(flags: str, option: str) -> int | None:
+    value, _ = _taken(_words(flags, option), "--context-length")
+    return int(value) if value is not None and value.isdecimal() else None
+
+
+def _host_tier(words: list[str]) -> tuple[list[str], list[str]]:
+    """Divide a command line into the flags of the host tier, and the others."""
+    host: list[str] = []
+    others: list[str] = []
+    group = others
+    for word in words:
+        if word.startswith("--"):
+            group = host if word == HIERARCHICAL or word.startswith("--hicache-") else others
+        group.append(word)
+    return host, others

@@ -76,6 +76,7 @@ class Round:
     """One round of one arm.
 
     Attributes:
+        kept: it was played by an earlier run.
         span_s: from the first arrival to the last end.
         answers: a digest of all that was answered.
         stall_s: time forward passes waited for load-backs; None where nobody measures that.
@@ -89,6 +90,7 @@ class Round:
     arm: str
     index: int
     seed: int
+    kept: bool = False
     span_s: float = 0.0
     answers: str = ""
     stall_s: float | None = None

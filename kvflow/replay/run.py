@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,10 @@ from kvflow.replay.arms import Arm
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import HIGH, LOW, Contents
+from kvflow.replay.folder import claim, read_round, round_path, write_round
 from kvflow.replay.player import Player, arrive
-from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
-from kvflow.replay.server import Engine, Running, counted, prepare, serving, watched
+from kvflow.replay.record import Round
+from kvflow.replay.server import Engine, Ready, Running, counted, prepare, reached, serving, watched
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload
 
@@ -37,6 +36,7 @@ class Plan:
         free: let the model answer what it likes.
         token_ids: of which prompts are made, from the first to below the second.
         chat: the model (folder or name) whose words and chat template make the prompts; None for mere token ids.
+        page_tokens: of the servers; None to ask them.
         timeout_s: a call takes no longer.
         notes: settings that were resolved into the others, for the result.
     """
@@ -51,7 +51,7 @@ class Plan:
     free: bool = False
     token_ids: tuple[int, int] = (LOW, HIGH)
     chat: str | None = None
-    page_tokens: int = 16
+    page_tokens: int | None = None
     timeout_s: float = 600.0
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -69,7 +69,15 @@ Progress = Callable[[str, int, int], None]
 """Told what is going on, calls answered so far, and calls in all."""
 
 
-def replay(plan: Plan, workload: Workload, folder: Path, progress: Progress) -> list[Round]:
+def replay(
+    plan: Plan,
+    workload: Workload,
+    folder: Path,
+    progress: Progress,
+    *,
+    api_key: str | None = None,
+    fresh: bool = False,
+) -> list[Round]:
     """Play all rounds of all arms that have not been played yet.
 
     Args:
@@ -77,23 +85,26 @@ def replay(plan: Plan, workload: Workload, folder: Path, progress: Progress) -> 
         workload: programs to draw from.
         folder: rounds that are over are kept here, and not played again; logs, too.
         progress: told of every call.
+        api_key: servers want, if they do; it is written nowhere.
+        fresh: drop the rounds that were kept, and play them again.
 
     Returns:
         All rounds, those played before included.
 
     Raises:
-        ConfigError: the folder holds rounds of another plan.
-        ServerUnavailableError: a server did not start, or died; what was played until then is kept.
+        ConfigError: the folder holds rounds of another plan, other traces, or another kvflow or SGLang.
+        ServerUnavailableError: a server did not start, cannot do what its arm needs, or died; rounds that were over
+            by then are kept.
     """
-    _claim(folder, plan, workload)
+    claim(folder, asdict(replace(plan, rounds=0, notes={})), workload, fresh=fresh)
     works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
     total = len(plan.arms) * sum(calls.values())
     done: dict[tuple[int, str], Round] = {}
     with contextlib.ExitStack() as kept:
-        servers = _servers(plan, folder, kept)
+        servers = _servers(plan, folder, kept, api_key)
         for index, arm in _turns(plan):
-            path = folder / f"round-{index}-{arm.name.replace(' ', '-')}.json"
+            path = round_path(folder, index, arm.name)
             before = sum(calls[i] for i, _ in done)
             if path.exists():
                 done[index, arm.name] = read_round(path)
@@ -108,21 +119,19 @@ def replay(plan: Plan, workload: Workload, folder: Path, progress: Progress) -> 
 
             with servers(arm) as running:
                 asyncio.run(_play(plan, running, seen, works[index], answered))
-            beside = path.with_suffix(".new")
-            beside.write_text(json.dumps(asdict(seen)))
-            beside.replace(path)
+            write_round(path, seen)
             done[index, arm.name] = seen
     return list(done.values())
 
 
 def _servers(
-    plan: Plan, folder: Path, kept: contextlib.ExitStack
+    plan: Plan, folder: Path, kept: contextlib.ExitStack, api_key: str | None
 ) -> Callable[[Arm], contextlib.AbstractContextManager[Running]]:
     """How rounds come by their servers: each starts its own, or those that were started run on until the end."""
     started: dict[str, Running] = {}
 
     def running(arm: Arm) -> contextlib.AbstractContextManager[Running]:
-        server = serving(arm, plan.engine, folder)
+        server = serving(arm, plan.engine, folder, api_key)
         if not plan.keep_servers:
             return server
         if arm.name not in started:
@@ -132,33 +141,34 @@ def _servers(
     return running
 
 
-def read_round(path: Path) -> Round:
-    """Read a round that was kept."""
-    data = json.loads(path.read_text())
-    kept = {name: data[name] for name in (each.name for each in fields(Round)) if name in data}
-    return replace(
-        Round(**kept),
-        calls=[CallRecord(**call) for call in data["calls"]],
-        tools=[ToolRecord(**tool) for tool in data["tools"]],
-        workflows=[WorkflowRecord(**workflow) for workflow in data["workflows"]],
-    )
-
-
 async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], answered: Callable[[], None]) -> None:
     async with running.client(plan.timeout_s) as client:
-        await prepare(running, client)
+        ready = await prepare(running, client, free=plan.free)
+        page_tokens = _page_tokens(plan, running, ready)
         stalled_s = running.stall_s()
         began_s = time.perf_counter()
-        connection = Connection(client, running.arm, free=plan.free, began_s=began_s)
-        player = Player(connection, seen, _contents(plan), plan.pace, plan.page_tokens, answered)
+        connection = Connection(client, running.arm, free=plan.free, began_s=began_s, timeout_s=plan.timeout_s)
+        player = Player(connection, seen, _contents(plan), plan.pace, page_tokens, answered)
         async with watched(running, client, seen):
             async with connection.telling():
                 await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
                 seen.span_s = connection.now_s()
-            await counted(running, client, seen)
+                await reached(running, client, seen, connection.lost)
+            if ready.kvflow:
+                await counted(client, seen)
         if stalled_s is not None:
             await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old
             seen.stall_s = (running.stall_s() or 0.0) - stalled_s
+
+
+def _page_tokens(plan: Plan, running: Running, ready: Ready) -> int:
+    """A launched server may have had its reasons to change the page size; a found one has to have the right one."""
+    if running.process is None and plan.page_tokens is not None and ready.page_tokens not in (None, plan.page_tokens):
+        raise ConfigError(
+            f"{running.arm.name}: pages of {running.url} have {ready.page_tokens} tokens, "
+            f"--page-tokens is {plan.page_tokens}: leave it out"
+        )
+    return ready.page_tokens or plan.page_tokens or 16
 
 
 def _contents(plan: Plan) -> Contents:
@@ -170,20 +180,3 @@ def _turns(plan: Plan) -> Iterator[tuple[int, Arm]]:
     for index in range(plan.rounds):
         shift = index % len(plan.arms)
         yield from ((index, arm) for arm in (*plan.arms[shift:], *plan.arms[:shift]))
-
-
-def _claim(folder: Path, plan: Plan, workload: Workload) -> None:
-    """Make sure that rounds kept in a folder are of this plan. More rounds than before may be asked for."""
-    folder.mkdir(parents=True, exist_ok=True)
-    same = replace(plan, rounds=0, notes={}).as_dict() | {"files": [asdict(file) for file in workload.files]}
-    mark = hashlib.sha256(json.dumps(same, sort_keys=True, default=str).encode()).hexdigest()
-    path = folder / "plan.json"
-    if path.exists():
-        kept = json.loads(path.read_text())
-        if kept["mark"] != mark and list(folder.glob("round-*.json")):
-            raise ConfigError(
-                f"{folder} holds rounds of another replay ({kept['created']}): give another --folder, or remove it"
-            )
-    path.write_text(
-        json.dumps({"mark": mark, "created": time.strftime("%Y-%m-%d %H:%M:%S"), "plan": same}, default=str)
-    )

@@ -18,15 +18,17 @@ from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import Direction
 from kvflow.patches.cpu.publish import read_statistics
 from kvflow.replay.arms import Arm
-from kvflow.replay.forcing import FLAG
+from kvflow.replay.forcing import FLAG, forced
 from kvflow.replay.record import Round
 
 _EMPTY_TIMEOUT_S = 60.0
 _WATCH_S = 1.0
 _DEAD_AFTER = 30
 """Checks of its health that fail in a row; a busy server may be slow to answer."""
-_WARM = [9] * 256
-"""Token ids of the prompt by which a server is warmed up and an empty cache is told from one that is not."""
+_WARM_TOKEN = 9
+_WARM_TOKENS = 32
+_FORCED = [9, 9, 9, 9]
+"""An answer nobody gives who is not made to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Engine:
         flags: of SGLang, shared by all arms.
         host_flags: those of the host tier, for arms that have one.
         env: variables, shared by all arms.
+        context_tokens: longest context of the model; None if it is not known.
         ready_s: how long a server may take to start.
     """
 
@@ -46,6 +49,7 @@ class Engine:
     flags: tuple[str, ...] = ()
     host_flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    context_tokens: int | None = None
     ready_s: float = 600.0
 
 
@@ -56,17 +60,20 @@ class Running:
     Attributes:
         process: None for one that was found.
         link_path: file with what the CPU engine measures of its link; None elsewhere.
+        api_key: it wants; None for none.
     """
 
     arm: Arm
     url: str
     process: ServerProcess | None = None
     link_path: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
 
     def client(self, timeout_s: float) -> httpx.AsyncClient:
-        """Make a client; each request may take so long."""
+        """Make a client; each of its steps, such as waiting for the next piece of an answer, may take so long."""
         limits = httpx.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=KEEPALIVE_S)
-        return httpx.AsyncClient(base_url=self.url, timeout=timeout_s, limits=limits, trust_env=False)
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return httpx.AsyncClient(base_url=self.url, timeout=timeout_s, limits=limits, headers=headers, trust_env=False)
 
     def stall_s(self) -> float | None:
         """Seconds forward passes have waited for load-backs; None where nobody measures that."""
@@ -75,20 +82,34 @@ class Running:
         return read_statistics(self.link_path)[Direction.HOST_TO_DEVICE].stalled_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What a server that is ready says of itself.
+
+    Attributes:
+        kvflow: whether it runs kvflow.
+        page_tokens: its page size; None if it does not say.
+    """
+
+    kvflow: bool
+    page_tokens: int | None
+
+
 @contextlib.contextmanager
-def serving(arm: Arm, engine: Engine | None, folder: Path) -> Iterator[Running]:
+def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None = None) -> Iterator[Running]:
     """Run an arm's server for the length of a ``with`` block, or use the one it names.
 
     Args:
         arm: which.
         engine: how to launch it; may be None if the arm has a URL.
         folder: for its log.
+        api_key: it wants, if it does.
 
     Raises:
         ServerUnavailableError: it did not start; the message ends with the end of its log.
     """
     if arm.url is not None:
-        yield Running(arm=arm, url=arm.url)
+        yield Running(arm=arm, url=arm.url, api_key=api_key)
         return
     if engine is None:
         raise ServerUnavailableError(f"arm {arm.name!r} has no URL, and there is nothing to launch")
@@ -105,26 +126,36 @@ def serving(arm: Arm, engine: Engine | None, folder: Path) -> Iterator[Running]:
         device=engine.device,
         timeout_s=engine.ready_s,
     ) as process:
-        yield Running(
-            arm=arm, url=process.url, process=process, link_path=link_path if engine.device == "cpu" else None
-        )
+        measured = link_path if engine.device == "cpu" else None
+        yield Running(arm=arm, url=process.url, process=process, link_path=measured, api_key=api_key)
 
 
-async def prepare(running: Running, client: httpx.AsyncClient) -> None:
-    """Warm a server up, empty its cache, and make sure that it is empty.
+async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = False) -> Ready:
+    """Make sure that a server can do what its arm needs, warm it up, and empty its cache.
+
+    Args:
+        running: the server.
+        client: of it.
+        free: it need not be able to give recorded answers.
 
     Raises:
-        ServerUnavailableError: it does not answer, or its cache cannot be emptied.
+        ServerUnavailableError: it does not answer, cannot do what is needed, or its cache cannot be emptied.
     """
-    await _warm(client)
-    await _warm(client)
+    page_tokens = await _page_tokens(client)
+    kvflow = await _runs_kvflow(running, client)
+    prompt = [_WARM_TOKEN] * max(_WARM_TOKENS, 2 * (page_tokens or 0))
+    if not free:
+        await _check_forcing(running, client, prompt)
+    await _warm(client, prompt)
+    await _warm(client, prompt)
     await _flush(running, client)
-    cached = await _warm(client)
+    cached = await _warm(client, prompt)
     if cached:
         raise ServerUnavailableError(f"{running.arm.name}: {cached} tokens were still cached after a flush")
     await _flush(running, client)
-    if running.arm.kvflow:
-        await client.get("/kvflow/v1/stats", params={"reset": True})
+    if kvflow:
+        await _asked(client, "GET", "/kvflow/v1/stats", params={"reset": True})
+    return Ready(kvflow=kvflow, page_tokens=page_tokens)
 
 
 @contextlib.asynccontextmanager
@@ -160,12 +191,33 @@ async def watched(running: Running, client: httpx.AsyncClient, seen: Round) -> A
             await watcher
 
 
-async def counted(running: Running, client: httpx.AsyncClient, seen: Round) -> None:
+async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost: str) -> None:
+    """Make sure that a round that is over was one: its calls reached a server, and that still lives.
+
+    Args:
+        running: the server.
+        client: of it.
+        seen: what happened.
+        lost: why a call did not reach it; empty if all did.
+
+    Raises:
+        ServerUnavailableError: they did not, or it does not, or none of them was answered.
+    """
+    name = running.arm.name
+    if lost and running.process is not None:
+        await asyncio.sleep(2 * _WATCH_S)  # who watches it knows more, and breaks the round off
+    if lost:
+        raise ServerUnavailableError(f"{name}: calls did not reach {running.url}, or were cut off ({lost})")
+    if (await _asked(client, "GET", "/health")).is_error:
+        raise ServerUnavailableError(f"{name}: {running.url} is not healthy any more")
+    if seen.calls and all(call.error for call in seen.calls):
+        raise ServerUnavailableError(f"{name}: every call failed, the first because of: {seen.calls[0].error}")
+
+
+async def counted(client: httpx.AsyncClient, seen: Round) -> None:
     """Enter what a server's kvflow has counted, and whether it is whole."""
-    if not running.arm.kvflow:
-        return
-    stats = (await client.get("/kvflow/v1/stats")).raise_for_status().json()
-    status = (await client.get("/kvflow/v1/status")).raise_for_status().json()
+    stats = _read(await _asked(client, "GET", "/kvflow/v1/stats"))
+    status = _read(await _asked(client, "GET", "/kvflow/v1/status"))
     states = [{name: replica.get(name) for name in ("policy", "guard", "degraded")} for replica in status["replicas"]]
     seen.stats = stats["total"] | {"replicas": states}
     seen.broken_seams = [seam["name"] for seam in status["seams"] if not seam["holds"]]
@@ -211,19 +263,66 @@ def _summed(pid: int, measure: Callable[[Any], float]) -> float:
     return total
 
 
-async def _warm(client: httpx.AsyncClient) -> int:
-    """Let a server answer once; returns tokens of the prompt it had cached."""
-    body = {"input_ids": _WARM, "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
+async def _asked(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> httpx.Response:
     try:
-        response = (await client.post("/generate", json=body)).raise_for_status()
+        response = await client.request(method, path, **more)
     except httpx.HTTPError as error:
         raise ServerUnavailableError(f"{client.base_url} does not answer: {error!r}") from None
-    return int(response.json()["meta_info"]["cached_tokens"])
+    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise ServerUnavailableError(f"{client.base_url} wants an API key: give --api-key, or set KVFLOW_API_KEY")
+    return response
+
+
+def _read(response: httpx.Response) -> dict[str, Any]:
+    if response.is_error:
+        raise ServerUnavailableError(f"{response.url} answers {response.status_code}: {response.text[:200]}")
+    return response.json()
+
+
+async def _page_tokens(client: httpx.AsyncClient) -> int | None:
+    response = await _asked(client, "GET", "/server_info")
+    known = response.json().get("page_size") if response.is_success else None
+    return known if isinstance(known, int) else None
+
+
+async def _runs_kvflow(running: Running, client: httpx.AsyncClient) -> bool:
+    """Whether a server runs kvflow; its arm may need that."""
+    response = await _asked(client, "GET", "/kvflow/v1/status")
+    if response.is_server_error:
+        _read(response)
+    # Some front ends answer any path with 200 and a page.
+    runs = response.is_success and "json" in response.headers.get("content-type", "")
+    if running.arm.kvflow and not runs:
+        raise ServerUnavailableError(
+            f"{running.arm.name}: there is no kvflow at {running.url} to take hints: launch it with --enable-kvflow, "
+            "or give the arm no-hints"
+        )
+    return runs
+
+
+async def _check_forcing(running: Running, client: httpx.AsyncClient, prompt: list[int]) -> None:
+    """Make sure that a server gives the answers it is made to give."""
+    extra = forced(_FORCED)
+    sampling = {"max_new_tokens": len(_FORCED), "temperature": 0, "ignore_eos": True, **extra.pop("sampling_params")}
+    body = {"input_ids": prompt, "sampling_params": sampling, **extra}
+    response = await _asked(client, "POST", "/generate", json=body)
+    if response.is_error or response.json().get("output_ids") != _FORCED:
+        raise ServerUnavailableError(
+            f"{running.arm.name}: {running.url} does not give recorded answers ({response.text[:200]}): launch it with "
+            f"{FLAG} where kvflow is installed, or let the model answer what it likes with --free"
+        )
+
+
+async def _warm(client: httpx.AsyncClient, prompt: list[int]) -> int:
+    """Let a server answer once; returns tokens of the prompt it had cached."""
+    sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+    answer = _read(await _asked(client, "POST", "/generate", json={"input_ids": prompt, "sampling_params": sampling}))
+    return int(answer["meta_info"]["cached_tokens"])
 
 
 async def _flush(running: Running, client: httpx.AsyncClient) -> None:
     deadline_s = time.monotonic() + _EMPTY_TIMEOUT_S
-    while (await client.post("/flush_cache")).status_code != httpx.codes.OK:  # refused while anything is under way
+    while (await _asked(client, "POST", "/flush_cache")).is_error:  # refused while anything is under way
         if time.monotonic() > deadline_s:
             raise ServerUnavailableError(
                 f"{running.arm.name}: the cache could not be emptied; is anybody else using it?"

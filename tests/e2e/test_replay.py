@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import threading
 import time
+from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from kvflow.cli import app
 from kvflow.errors import ConfigError, ServerUnavailableError
+from kvflow.patches.cpu.launch import launch_server
 from kvflow.replay import run as running
 from kvflow.replay.arms import Arm, parse_arms
+from kvflow.replay.connection import Connection
 from kvflow.replay.engines import Sizes, cpu_engine
-from kvflow.replay.record import Round
+from kvflow.replay.forcing import FLAG
+from kvflow.replay.record import CallRecord, Round
 from kvflow.replay.run import Plan, replay
 from kvflow.replay.server import Running
 from kvflow.replay.work import Load, Pace
@@ -133,7 +138,7 @@ def test_rounds_that_are_over_are_not_played_again(server: Server, tmp_path: Pat
     kept = tmp_path / "rounds" / "round-0-here.json"
     written = kept.stat().st_mtime_ns
     again, second = played(replace(plan, rounds=2), workload, tmp_path)
-    assert again == first
+    assert (again, second.kept) == (replace(first, kept=True), False)
     assert kept.stat().st_mtime_ns == written
     assert (second.index, second.seed) == (1, 1)
     with pytest.raises(ConfigError, match="holds rounds of another replay"):
@@ -143,9 +148,10 @@ def test_rounds_that_are_over_are_not_played_again(server: Server, tmp_path: Pat
 def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = running.prepare
 
-    async def doomed(server: Any, client: Any) -> None:
-        await original(server, client)
+    async def doomed(server: Any, client: Any, **more: Any) -> Any:
+        ready = await original(server, client, **more)
         threading.Timer(1.0, os.killpg, (server.process.process.pid, signal.SIGKILL)).start()
+        return ready
 
     monkeypatch.setattr(running, "prepare", doomed)
     began_s = time.monotonic()
@@ -155,32 +161,143 @@ def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeyp
     assert not list((tmp_path / "rounds").glob("round-*.json"))
 
 
+def test_a_found_server_that_dies_leaves_no_round_behind(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if all calls have failed before anybody has looked after it."""
+    original = running.prepare
+
+    flags = (FLAG, "--max-total-tokens", "8192", "--page-size", "16")
+    with launch_server(model, log_path=tmp_path / "log", extra_args=flags) as found:
+
+        async def doomed(server: Any, client: Any, **more: Any) -> Any:
+            ready = await original(server, client, **more)
+            os.killpg(found.process.pid, signal.SIGKILL)
+            found.process.wait()
+            return ready
+
+        monkeypatch.setattr(running, "prepare", doomed)
+        with pytest.raises(ServerUnavailableError, match=f"here: calls did not reach {found.url}"):
+            played(plan_of(tmp_path, f"here={found.url}", pace=Pace(max_gap_s=0.0)), synthetic(), tmp_path)
+    assert not list((tmp_path / "rounds").glob("round-*.json"))
+
+
+@pytest.fixture(scope="module")
+def plain(start: Callable[..., Any]) -> Iterator[Server]:
+    """A server that can give recorded answers, wants an API key, and knows nothing of kvflow."""
+    key = {"Authorization": "Bearer sesame"}
+    with start(FLAG, "--api-key", "sesame", "--max-total-tokens", "8192", headers=key) as server:
+        yield server
+
+
+def trace(path: Path, kind: str = "supervisor", **options: Any) -> Path:
+    settings: dict[str, Any] = {"workflows": 3, "fixed_tokens": 128, "output_tokens": 8, **options}
+    write_trace(path, *synthetic_trace(kind, SynthOptions(**settings)))
+    return path
+
+
+def command(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
 def test_the_command_plays_a_trace_and_compares_results(server: Server, model: Path, tmp_path: Path) -> None:
-    path, out = tmp_path / "trace.jsonl", tmp_path / "result.json"
-    header, events = synthetic_trace("supervisor", SynthOptions(workflows=3, fixed_tokens=128, output_tokens=8))
-    write_trace(path, header, events)
-    arms = ("--arm", "silent=no-hints", "--arm", "telling=hints", "--url", server.url)
-    common = ("replay", str(path), "--max-gap", "0.2", "--scale", "0.5", "--free", "--rounds", "2")
-    common += ("--prompts", "chat", "--tokenizer", str(model))
-    asked = [*common, *arms, "--folder", str(tmp_path / "f"), "--json", str(out), "--html", str(tmp_path / "r.html")]
-    result = CliRunner().invoke(app, asked)
+    """On a server that runs the arms differ in what programs tell it."""
+    path, out = trace(tmp_path / "trace.jsonl"), tmp_path / "result.json"
+    common = ("replay", path, "--max-gap", "0.2", "--scale", "0.5", "--free", "--rounds", "2", "--url", server.url)
+    common += ("--prompts", "chat", "--tokenizer", model, "--folder", tmp_path / "f")
+    result = command(*common, "--json", out, "--html", tmp_path / "r.html")
     assert result.exit_code == 0, result.output
     assert "workflow completion mean" in result.output
+    assert "were kept" not in result.output
     document = json.loads(out.read_text())
     silent, telling = document["loads"][0]["arms"]
-    assert (silent["kvflow"], telling["kvflow"]) == (False, True)
+    assert [(arm["name"], arm["hints"], arm["kvflow"]) for arm in (silent, telling)] == [
+        ("silent", False, True),
+        ("telling", True, True),
+    ]
     assert telling["measures"]["workflows"] == 6
     assert telling["measures"]["failed_calls"] == 0
     assert set(telling["against_first"]) == {"completion_s", "ttft_s", "latency_s"}
     page = (tmp_path / "r.html").read_text()
     assert page.count("<svg") >= 4
-    compared = CliRunner().invoke(app, ["compare", str(out), str(out)])
+    compared = command("compare", out, out)
     assert compared.exit_code == 0, compared.output
     for arm in document["loads"][0]["arms"]:
         arm["measures"]["failed_calls"] += 1
     worse = tmp_path / "worse.json"
     worse.write_text(json.dumps(document))
-    assert CliRunner().invoke(app, ["compare", str(out), str(worse)]).exit_code == 3
+    assert command("compare", out, worse).exit_code == 3
+    worse.write_text(json.dumps(document | {"traces_digest": "another"}))
+    assert command("compare", out, worse).exit_code == 2
+    assert command("compare", out, worse, "--force").exit_code == 3
+    assert "4 of 4 rounds were kept" in command(*common).output
+    assert "were kept" not in command(*common, "--fresh").output
+
+
+def test_what_a_found_server_cannot_do_is_told_before_a_round(server: Server, plain: Server, tmp_path: Path) -> None:
+    path = trace(tmp_path / "trace.jsonl")
+
+    def refused(url: str, *words: str) -> str:
+        result = command("replay", path, "--url", url, "--rounds", "1", "--folder", tmp_path / "f", *words)
+        assert result.exit_code == 1, result.output
+        assert not list((tmp_path / "f").rglob("round-*.json"))
+        return " ".join(result.output.split())
+
+    assert "launch it with --enable-custom-logit-processor" in refused(server.url)
+    assert "give --api-key, or set KVFLOW_API_KEY" in refused(plain.url)
+    key = ("--api-key", "sesame")
+    assert "telling: there is no kvflow" in refused(plain.url, *key, "--arm", "telling=hints")
+    assert "have 16 tokens, --page-tokens is 64" in refused(
+        plain.url, *key, "--arm", "a=no-hints", "--page-tokens", "64"
+    )
+
+
+def test_an_api_key_is_used_and_not_written(plain: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = trace(tmp_path / "trace.jsonl", workflows=1), tmp_path / "result.json"
+    words = ["replay", path, "--url", plain.url, "--arm", "a=no-hints", "--rounds", "1", "--max-gap", "0"]
+    words += ["--folder", tmp_path / "f", "--json", out, "--api-key", "sesame"]
+    monkeypatch.setattr("sys.argv", ["kvflow", *map(str, words)])
+    result = command(*words)
+    assert result.exit_code == 0, result.output
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(written) >= 4
+    assert not [file for file in written if b"sesame" in file.read_bytes()]
+    assert "--api-key …" in json.loads(out.read_text())["command"]
+
+
+def test_answers_hold_what_others_take_for_the_end_of_a_line(plain: Server) -> None:
+    """The byte tokenizer's ids are bytes of UTF-8; SGLang sends such characters as they are."""
+    recorded = array("q", list("a\x85b\u2028c\u2029d".encode()))
+
+    async def ask() -> CallRecord:
+        seen = CallRecord(workflow="w", thread="main", agent="a", call="c", asked_s=0.0)
+        arm = Arm(name="a")
+        async with Running(arm=arm, url=plain.url, api_key="sesame").client(60.0) as client:
+            connection = Connection(client, arm, free=False, began_s=time.perf_counter())
+            await connection.ask(list(range(40, 80)), recorded, [], "w", seen)
+        return seen
+
+    seen = asyncio.run(ask())
+    assert (seen.error, seen.output_tokens) == ("", len(recorded))
+
+
+def test_calls_that_fail_are_told_by_the_exit_status(server: Server, tmp_path: Path) -> None:
+    short, long = (
+        trace(tmp_path / "short.jsonl"),
+        trace(tmp_path / "long.jsonl", "react", task_tokens=4000, workflows=1),
+    )
+    asked = ("replay", short, long, "--url", server.url, "--arm", "a=no-hints", "--free", "--rounds", "1")
+    result = command(*asked, "--max-gap", "0", "--folder", tmp_path / "f", "--json", tmp_path / "result.json")
+    assert result.exit_code == 1, result.output
+    assert "calls failed" in result.output
+    measures = json.loads((tmp_path / "result.json").read_text())["loads"][0]["arms"][0]["measures"]
+    assert 0 < measures["failed_calls"] < measures["calls"]
+
+
+def test_a_trace_of_short_prompts_runs_on_the_default_engine(tmp_path: Path) -> None:
+    path = trace(tmp_path / "trace.jsonl", "chain", workflows=1, fixed_tokens=16, task_tokens=8, turns=1)
+    result = command("replay", path, "--arm", "no-host", "--rounds", "1", "--max-gap", "0", "--folder", tmp_path / "f")
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(
@@ -194,27 +311,25 @@ def test_the_command_plays_a_trace_and_compares_results(server: Server, model: P
         (("--device-tokens", "much"), "'much' is no size"),
         (("--launch", "--tp 2"), "--launch has no --model-path"),
         (("--json", "/nowhere/at/all.json"), "there is no folder"),
+        (("--url", "http://127.0.0.1:9", "--arm", "kvflow"), "'kvflow' is a way to launch a server"),
+        (("--url", "http://127.0.0.1:9", "--device-tokens", "9k"), "--device-tokens: no server is launched"),
+        (("--scale", "10000"), "give --scale"),
     ],
 )
 def test_what_cannot_be_done_is_told_before_anything_is(
     arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    path = tmp_path / "trace.jsonl"
-    header, events = synthetic_trace("chain", SynthOptions(workflows=2))
-    write_trace(path, header, events)
-    result = CliRunner().invoke(app, ["replay", str(path), "--folder", str(tmp_path / "f"), *arguments])
+    path = trace(tmp_path / "trace.jsonl", "chain")
+    result = command("replay", path, "--folder", tmp_path / "f", *arguments)
     assert result.exit_code == 2
     assert told in result.output
 
 
 def test_the_gpu_profile_can_be_tried_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    path = tmp_path / "trace.jsonl"
-    header, events = synthetic_trace("chain", SynthOptions(workflows=2))
-    write_trace(path, header, events)
-    asked = ["replay", str(path), "--profile", "gpu", "--dry-run", "--folder", str(tmp_path / "f")]
-    result = CliRunner().invoke(app, asked)
+    path = trace(tmp_path / "trace.jsonl", "chain")
+    result = command("replay", path, "--profile", "gpu", "--dry-run", "--folder", tmp_path / "f")
     assert result.exit_code == 0, result.output
     assert "--device cuda" in result.output
     geometry = json.loads((tmp_path / "f" / "llama-8b" / "config.json").read_text())

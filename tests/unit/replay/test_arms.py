@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kvflow.errors import ConfigError
-from kvflow.replay.arms import DEFAULT, PRESETS, parse_arm, parse_arms
+from kvflow.replay.arms import PRESETS, parse_arm, parse_arms
 
 
 def test_arms_of_a_name_are_what_is_compared() -> None:
-    arms = parse_arms(DEFAULT)
+    arms = parse_arms(())
     assert [arm.name for arm in arms] == ["lru", "kvflow"]
     assert [(arm.kvflow, arm.hints, arm.host) for arm in arms] == [(False, False, True), (True, True, True)]
     assert not PRESETS["no-host"].host
@@ -39,6 +39,25 @@ def test_a_server_that_runs_has_a_url() -> None:
     assert (arm.url, arm.hints, arm.kvflow) == ("http://localhost:30000", True, True)
 
 
+def test_a_server_that_runs_can_only_be_used_in_different_ways() -> None:
+    arms = parse_arms((), "http://localhost:30000/")
+    assert [(arm.name, arm.hints, arm.url) for arm in arms] == [
+        ("silent", False, "http://localhost:30000"),
+        ("telling", True, "http://localhost:30000"),
+    ]
+    (own,) = parse_arms(["x=http://there:1 hints sessions"], "http://localhost:30000")
+    assert (own.url, own.sessions) == ("http://there:1", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["lru", "no-host", "kvflow", "x=--schedule-policy lpm", "x=KVFLOW_GUARD__ENABLED=false", "x=no-host", "x=@session"],
+)
+def test_a_server_that_runs_is_not_said_to_be_another(text: str) -> None:
+    with pytest.raises(ConfigError, match="is a way to launch a server, and the one at http://here runs already"):
+        parse_arms([text], "http://here")
+
+
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
@@ -48,6 +67,7 @@ def test_a_server_that_runs_has_a_url() -> None:
         (["a/b=--flag"], "is no arm"),
         (["x=--flag 'open"], "No closing quotation"),
         (["lru", "lru"], "two arms are called 'lru'"),
+        (["theirs=http://here --schedule-policy lpm"], "'theirs' is a way to launch a server"),
     ],
 )
 def test_what_cannot_be_read_is_told(texts: list[str], told: str) -> None:

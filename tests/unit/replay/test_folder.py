@@ -1,0 +1,75 @@
+"""Rounds that are kept belong to what would be played now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvflow.errors import ConfigError
+from kvflow.replay import folder as kept
+from kvflow.replay.folder import claim, read_round, round_path, traces_digest, write_round
+from kvflow.replay.record import Round
+from kvflow.sim.workload import Workload
+from kvflow.trace import SynthOptions, programs, synthetic_trace
+
+
+def workload(seed: int = 1) -> Workload:
+    return Workload(list(programs(synthetic_trace("chain", SynthOptions(workflows=2, seed=seed))[1])))
+
+
+def held(folder: Path, plan: dict[str, Any], work: Workload) -> Path:
+    """A folder with a round in it."""
+    claim(folder, plan, work)
+    path = round_path(folder, 0, "a b")
+    write_round(path, Round(arm="a b", index=0, seed=0))
+    return path
+
+
+def test_a_round_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = held(tmp_path / "f", {"seed": 0}, workload())
+    assert read_round(path) == Round(arm="a b", index=0, seed=0, kept=True)
+    claim(tmp_path / "f", {"seed": 0}, workload())
+    assert path.exists()
+
+
+def test_another_plan_or_other_contents_of_a_trace_are_another_replay(tmp_path: Path) -> None:
+    held(tmp_path, {"seed": 0, "free": False}, workload())
+    with pytest.raises(ConfigError, match=r"what differs: seed.*--fresh"):
+        claim(tmp_path, {"seed": 1, "free": False}, workload())
+    with pytest.raises(ConfigError, match="what differs: traces"):
+        claim(tmp_path, {"seed": 0, "free": False}, workload(seed=2))
+    assert traces_digest(workload()) == traces_digest(workload())
+
+
+def test_what_servers_are_told_by_the_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held(tmp_path, {}, workload())
+    monkeypatch.setenv("KVFLOW_API_KEY", "secret")
+    claim(tmp_path, {}, workload())
+    assert "secret" not in (tmp_path / "plan.json").read_text()
+    monkeypatch.setenv("KVFLOW_GUARD__ENABLED", "false")
+    with pytest.raises(ConfigError, match="what differs: environment"):
+        claim(tmp_path, {}, workload())
+
+
+def test_another_kvflow_and_another_sglang_are_another_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "kvflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("a = 1")
+    monkeypatch.setattr("kvflow.__file__", str(package / "__init__.py"))
+    held(tmp_path / "f", {}, workload())
+    (package / "__init__.py").write_text("a = 2")
+    with pytest.raises(ConfigError, match="what differs: kvflow's source"):
+        claim(tmp_path / "f", {}, workload())
+    (package / "__init__.py").write_text("a = 1")
+    claim(tmp_path / "f", {}, workload())
+    monkeypatch.setattr(kept, "_version", lambda name: "0.0")
+    with pytest.raises(ConfigError, match="what differs: versions"):
+        claim(tmp_path / "f", {}, workload())
+
+
+def test_rounds_can_be_dropped(tmp_path: Path) -> None:
+    path = held(tmp_path, {"seed": 0}, workload())
+    claim(tmp_path, {"seed": 1}, workload(), fresh=True)
+    assert not path.exists()
