@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE
@@ -14,6 +14,9 @@ from rich.table import Table
 
 from kvflow.errors import ConfigError, KVFlowError
 
+if TYPE_CHECKING:
+    from kvflow.replay.compare import Count
+
 WORSE = 3
 """Exit status if something has; 1 and 2 are those of errors."""
 
@@ -22,18 +25,19 @@ def compare(
     before: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Result of a replay ...")],
     after: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="... and of another.")],
     threshold: Annotated[float, typer.Option(min=0, help="Share by which completion may grow.")] = 0.02,
+    force: Annotated[bool, typer.Option("--force", help="Compare results of different work, too.")] = False,
 ) -> None:
     """Compare two results of kvflow replay, arm by arm, workflow by workflow.
 
-    The exit status is 3 if an arm got worse: more calls failed, or completion grew by more than the threshold and its
-    95 % interval says so.
+    The exit status is 3 if an arm got worse: a larger share of calls failed, completion grew by more than the
+    threshold and its 95 % interval says so, or the arm or its load is missing.
 
     Example: kvflow compare main.json branch.json
     """
     from kvflow.replay.compare import changes
 
     try:
-        found = changes(_read(before), _read(after), threshold)
+        found = changes(_read(before), _read(after), threshold, force=force)
     except KVFlowError as error:
         raise typer.BadParameter(str(error)) from None
     grid = Table(box=SIMPLE, show_edge=False)
@@ -42,7 +46,7 @@ def compare(
     for change in found:
         names = ("completion_s", "ttft_s", "latency_s")
         cells = [_cell(change.paired.get(name)) for name in names]
-        failed = "{} → {}".format(*change.failed_calls)
+        failed = f"{_failed(change.before)} → {_failed(change.after)}"
         verdict = f"[red]worse: {escape(change.problem)}[/red]" if change.problem else ""
         grid.add_row(str(change.at_once), escape(change.arm), *cells, failed, verdict)
     console = Console()
@@ -64,3 +68,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _cell(found: Any) -> str:
     return "–" if found is None else f"{found.ratio:.3f} \\[{found.ratio_low:.3f}, {found.ratio_high:.3f}]"
+
+
+def _failed(found: Count | None) -> str:
+    return "–" if found is None else f"{found.failed} of {found.calls}"

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from kvflow.errors import ConfigError
 from kvflow.replay.document import KIND
 from kvflow.replay.metrics import PAIRED, Difference, Values, difference
+
+_SAME = ("load", "pace", "seed", "free", "token_ids", "chat", "keep_servers")
+"""Settings without which two results are not of the same work."""
+_SAME_OF_LOAD = ("programs", "sizes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Calls of one arm, and how many of them failed."""
+
+    failed: int
+    calls: int
+
+    @property
+    def share(self) -> float:
+        """Of calls that failed."""
+        return self.failed / self.calls if self.calls else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,32 +35,49 @@ class Change:
 
     Attributes:
         paired: by name of :data:`~kvflow.replay.metrics.PAIRED`; without those that one of both lacks.
-        failed_calls: before and after.
+        before: its calls ...
+        after: ... and those it has now; None if the arm or the load is missing.
         problem: why the arm is worse; empty if it is not.
     """
 
     at_once: int
     arm: str
     paired: dict[str, Difference]
-    failed_calls: tuple[int, int]
+    before: Count
+    after: Count | None
     problem: str
 
+    @property
+    def more_failed(self) -> bool:
+        """Whether a larger share of calls failed."""
+        return self.after is not None and self.after.share > self.before.share
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any], threshold: float) -> list[Change]:
-    """Compare the arms two results have in common.
+    @property
+    def fewer_failed(self) -> bool:
+        """Whether a smaller share of calls failed."""
+        return self.after is not None and self.after.share < self.before.share
+
+
+def changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], threshold: float, *, force: bool = False
+) -> list[Change]:
+    """Compare the arms of a result with those of a later one, which may have more.
 
     Args:
         before: a document of :func:`kvflow.replay.document.document` ...
         after: ... and another.
         threshold: share by which completion may grow; it counts if its whole interval lies beyond.
+        force: compare them even if they are not of the same work.
 
     Raises:
-        ConfigError: one is no result of a replay, or they have no arm, load and workflow in common.
+        ConfigError: one is no result of a replay, they are not of the same work, or have no workflow in common.
     """
     old, new = _arms(before), _arms(after)
-    common = [key for key in old if key in new]
-    found = [_change(key, old[key], new[key], threshold) for key in common]
-    if not any(change.paired for change in found):
+    differing = [] if force else _differing(before, after)
+    if differing:
+        raise ConfigError(f"these results are not of the same work: {'; '.join(differing)}. --force compares them")
+    found = [_change(key, arm, new.get(key), threshold) for key, arm in old.items()]
+    if not any(change.paired or change.more_failed for change in found):
         raise ConfigError(
             "these results have no workflow in common: replay the same traces at the same load, with equal seeds"
         )
@@ -57,16 +92,47 @@ def _arms(document: Mapping[str, Any]) -> dict[tuple[int, str], Mapping[str, Any
     return {(load["at_once"], arm["name"]): arm for load in document["loads"] for arm in load["arms"]}
 
 
-def _change(key: tuple[int, str], old: Mapping[str, Any], new: Mapping[str, Any], threshold: float) -> Change:
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What the work of two results differs in; what one of them does not say counts as equal."""
+    old, new = _work(before), _work(after)
+    return [f"{name} {old[name]} and {new[name]}" for name in old if name in new and old[name] != new[name]]
+
+
+def _work(document: Mapping[str, Any]) -> dict[str, Any]:
+    settings = document.get("settings") or {}
+    found = {name: settings[name] for name in _SAME if name in settings}
+    found["load"] = {name: value for name, value in found.get("load", {}).items() if name != "at_once"}
+    engine = settings.get("engine") or {}
+    if engine:
+        found |= {"model": Path(engine["model"]).name, "device": engine["device"]}
+    if "traces_digest" in document:
+        found["traces"] = document["traces_digest"]
+    for load in document["loads"]:
+        found |= {f"{name} at {load['at_once']} at once": load[name] for name in _SAME_OF_LOAD if name in load}
+    return found
+
+
+def _change(key: tuple[int, str], old: Mapping[str, Any], new: Mapping[str, Any] | None, threshold: float) -> Change:
+    at_once, arm = key
+    before = _count(old)
+    if new is None:
+        return Change(at_once=at_once, arm=arm, paired={}, before=before, after=None, problem="it is missing")
     paired = {name: found for name in PAIRED if (found := difference(_values(old, name), _values(new, name)))}
-    failed = int(old["measures"]["failed_calls"]), int(new["measures"]["failed_calls"])
-    problem = ""
-    completion = paired.get("completion_s")
-    if failed[1] > failed[0]:
-        problem = f"{failed[1]} calls failed, {failed[0]} before"
-    elif completion is not None and completion.ratio_low > 1 + threshold:
-        problem = f"completion takes {completion.ratio:.2f}x as long"
-    return Change(at_once=key[0], arm=key[1], paired=paired, failed_calls=failed, problem=problem)
+    found = Change(at_once=at_once, arm=arm, paired=paired, before=before, after=_count(new), problem="")
+    return replace(found, problem=_problem(found, threshold))
+
+
+def _problem(change: Change, threshold: float) -> str:
+    completion = change.paired.get("completion_s")
+    if change.more_failed:
+        return "more of its calls failed"
+    if completion is None:
+        return "" if change.fewer_failed else "it has no workflow in common with what it was"
+    return f"completion takes {completion.ratio:.2f}x as long" if completion.ratio_low > 1 + threshold else ""
+
+
+def _count(arm: Mapping[str, Any]) -> Count:
+    return Count(failed=int(arm["measures"]["failed_calls"]), calls=int(arm["measures"]["calls"]))
 
 
 def _values(arm: Mapping[str, Any], name: str) -> Values:

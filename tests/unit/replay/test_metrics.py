@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import asdict
-from typing import Any
 
 import pytest
 
-from kvflow.errors import ConfigError
-from kvflow.replay.compare import changes
-from kvflow.replay.metrics import PAIRED, difference, measures, values
+from kvflow.replay.metrics import difference, measures, values
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 
 _random = random.Random(11)
@@ -106,29 +101,3 @@ def test_luck_that_a_whole_round_shares_widens_the_interval() -> None:
 
 def test_arms_without_a_workflow_in_common_are_not_compared() -> None:
     assert difference(values([played("a", 0)], "ttft_s"), values([played("b", 1)], "ttft_s")) is None
-
-
-def result(factor: float, failed: int = 0, arm: str = "kvflow") -> dict[str, Any]:
-    rounds = [played(arm, index, factor, noise=0.02) for index in range(3)]
-    kept = [{"round": seen.index, **{name: values([seen], name)[seen.index] for name in PAIRED}} for seen in rounds]
-    own = {"name": arm, "measures": measures(rounds) | {"failed_calls": failed}, "workflows": kept}
-    return {"kind": "replay", "loads": [{"at_once": 8, "arms": [own]}]}
-
-
-def test_results_are_compared_workflow_by_workflow() -> None:
-    before = json.loads(json.dumps(result(1.0)))
-    (worse,) = changes(before, json.loads(json.dumps(result(1.2))), 0.02)
-    assert worse.problem.startswith("completion takes 1.2")
-    assert set(asdict(worse)["paired"]) == {"completion_s", "ttft_s", "latency_s"}
-    for factor in (1.0, 0.8):
-        (fine,) = changes(before, result(factor), 0.02)
-        assert fine.problem == ""
-    (failed,) = changes(before, result(0.8, failed=3), 0.02)
-    assert failed.problem == "3 calls failed, 0 before"
-
-
-def test_what_cannot_be_compared_is_told() -> None:
-    with pytest.raises(ConfigError, match="no workflow in common"):
-        changes(result(1.0), result(1.0, arm="lru"), 0.02)
-    with pytest.raises(ConfigError, match="a result of kvflow replay is needed, this one is of 'demo'"):
-        changes(result(1.0), {"kind": "demo"}, 0.02)
