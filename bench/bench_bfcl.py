@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from replaying import Preset, parser, run  # noqa: E402
+from replaying import Preset, parser, read, run  # noqa: E402
 
 OPTIONS: dict[str, dict[str, str | int | float]] = {
     "cpu": {"programs": 24, "scale": 0.25, "tool-s": 0.5, "rounds": 2},
@@ -93,10 +93,10 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--tasks", nargs="+", type=Path, default=[], help="files with tasks; default: the package's")
     made.add_argument("--category", choices=CATEGORIES, default=CATEGORIES[0], help="of the package's tasks")
-    options, further = made.parse_known_args()
+    options, further = read(made)
     with tempfile.TemporaryDirectory() as name:
         traces = tuple(options.tasks) or (made_by_package(options.category, Path(name)),)
-        run(Preset(traces=traces, options=OPTIONS[options.profile]), options, further)
+        sys.exit(run(Preset(traces=traces, options=OPTIONS[options.profile]), options, further))
 
 
 if __name__ == "__main__":

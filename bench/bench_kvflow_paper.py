@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from replaying import Preset, parser, run  # noqa: E402
+from replaying import Preset, parser, read, run  # noqa: E402
 
 from kvflow.trace import SynthOptions, synthetic_trace, write_trace  # noqa: E402
 
@@ -52,10 +52,10 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--shape", type=int, choices=(8192, 4096, 1024, 512), default=8192, help="fixed prompt, tokens")
     made.add_argument("--prefix-scale", type=float, help="factor of fixed prompts; cpu: 0.25, gpu: 1")
-    options, further = made.parse_known_args()
+    options, further = read(made)
     scale = options.prefix_scale or (0.25 if options.profile == "cpu" else 1.0)
     with tempfile.TemporaryDirectory() as name:
-        run(preset(options.shape, options.profile, scale, Path(name)), options, further)
+        sys.exit(run(preset(options.shape, options.profile, scale, Path(name)), options, further))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from replaying import Preset, parser, run  # noqa: E402
+from replaying import Preset, parser, read, run  # noqa: E402
 
 OPTIONS: dict[str, dict[str, str | int | float]] = {
     "cpu": {
@@ -35,8 +35,8 @@ def main() -> None:
     """Read options and run."""
     made = parser(__doc__)
     made.add_argument("logs", nargs="+", type=Path, help="files with recorded programs")
-    options, further = made.parse_known_args()
-    run(Preset(traces=tuple(options.logs), options=OPTIONS[options.profile]), options, further)
+    options, further = read(made)
+    sys.exit(run(Preset(traces=tuple(options.logs), options=OPTIONS[options.profile]), options, further))
 
 
 if __name__ == "__main__":

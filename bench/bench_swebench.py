@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from replaying import Preset, parser, run  # noqa: E402
+from replaying import Preset, parser, read, run  # noqa: E402
 
 OPTIONS: dict[str, dict[str, str | int | float]] = {
     "cpu": {"programs": 24, "scale": 0.05, "time-scale": 0.05, "max-gap": 10, "rounds": 2},
@@ -57,12 +57,12 @@ def main() -> None:
     made.add_argument("--model", default="default", help="live: name of the served model")
     made.add_argument("--instances", default="0:8", help="live: slice of SWE-bench Verified")
     made.add_argument("--workers", type=int, default=8, help="live: instances at once")
-    options, further = made.parse_known_args()
+    options, further = read(made)
     if options.live:
         live(options)
     if not options.sessions:
-        made.error("give files with recorded sessions, or --live URL")
-    run(Preset(traces=tuple(options.sessions), options=OPTIONS[options.profile]), options, further)
+        made.error("give files with recorded sessions, before --arms, or --live URL")
+    sys.exit(run(Preset(traces=tuple(options.sessions), options=OPTIONS[options.profile]), options, further))
 
 
 if __name__ == "__main__":

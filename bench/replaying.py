@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import httpx
+from typer.main import get_command
 
+from kvflow.cli import app
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import Contents
@@ -39,6 +42,9 @@ KVFLOW_LINK = "3.4e7"
 FAST_LINK = "1.4e9"
 """At which loading a token takes a fifteenth of computing it, as for an 8B model on an H200."""
 
+Further = list[tuple[str, ...]]
+"""Options of ``kvflow replay``, each with its value."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
@@ -54,36 +60,74 @@ class Preset:
     options: dict[str, str | int | float]
     arms: tuple[str, ...] = ("lru", "no-host", "lpm", "kvflow", "kvflow-infer")
 
-    def words(self) -> list[str]:
-        """The command line."""
+    def words(self, further: Further) -> list[str]:
+        """The command line, without the options that the user gives himself."""
         words = [str(path) for path in self.traces]
         for name, value in self.options.items():
-            words += [f"--{name}", str(value)]
+            if f"--{name}" not in names(further):
+                words += [f"--{name}", str(value)]
         return words
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Options all replay benchmarks have; what they do not know goes to ``kvflow replay``."""
+    """Options all replay benchmarks have; :func:`read` reads them."""
     made = argparse.ArgumentParser(
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Further options go to `kvflow replay`: --rounds, --programs, --json, --html, --dry-run ...",
+        allow_abbrev=False,  # --arm is an option of `kvflow replay`, not short for --arms
+        epilog="Options of `kvflow replay` are taken too, anywhere: --rounds, --programs, --json, --dry-run ...",
     )
     made.add_argument("--profile", choices=("cpu", "gpu"), default="cpu", help="a tiny model, or an 8B geometry")
-    made.add_argument("--arms", nargs="+", help="instead of the usual ones; all: every arm there is")
+    made.add_argument("--arms", nargs="+", help="instead of the usual ones, as is --arm; all: every arm there is")
     made.add_argument("--fast-link", action="store_true", help="cpu: a link as fast as an H200's, for its speed")
     return made
 
 
-def run(preset: Preset, options: argparse.Namespace, further: Sequence[str]) -> None:
-    """Run ``kvflow replay``, and end with its exit status."""
-    arms = ALL_ARMS if options.arms == ["all"] else options.arms or preset.arms
-    command = [str(Path(sys.executable).parent / "kvflow"), "replay", *preset.words(), "--profile", options.profile]
+def read(made: argparse.ArgumentParser, own: Sequence[str] = ()) -> tuple[argparse.Namespace, Further]:
+    """Read this process's command line: a benchmark's options, and those of `kvflow replay`. Ends if there are others.
+
+    Args:
+        made: knows the benchmark's.
+        own: options of `kvflow replay` that the benchmark has itself, beside --profile.
+    """
+    foreign = {name: flag for name, flag in replay_options().items() if name not in ("--profile", *own)}
+    words: list[str] = []
+    further: Further = []
+    rest = iter(sys.argv[1:])
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name not in foreign:
+            words.append(word)
+        elif equals or foreign[name]:
+            further.append((word,))
+        else:
+            further.append((word, *(value for value in (next(rest, None),) if value is not None)))
+    return made.parse_args(words), further
+
+
+def replay_options() -> dict[str, bool]:
+    """Options of `kvflow replay`, and whether they have no value."""
+    command = get_command(app).commands["replay"]  # pyright: ignore[reportAttributeAccessIssue]
+    return {name: getattr(option, "is_flag", False) for option in command.params for name in option.opts}
+
+
+def names(further: Further) -> set[str]:
+    """Which options of `kvflow replay` these are."""
+    return {words[0].partition("=")[0] for words in further}
+
+
+def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
+    """Run ``kvflow replay``; returns its exit status."""
+    arms = ALL_ARMS if options.arms == ["all"] else options.arms or ()
+    if not arms and "--arm" not in names(further):
+        arms = preset.arms
+    command = [str(Path(sys.executable).parent / "kvflow"), "replay", *preset.words(further)]
+    command += ["--profile", options.profile]
     if options.profile == "cpu":
         command += ["--link", FAST_LINK if options.fast_link else KVFLOW_LINK]
     for arm in arms:
         command += ["--arm", arm]
-    sys.exit(subprocess.run([*command, *further], check=False).returncode)
+    return subprocess.run([*command, *chain.from_iterable(further)], check=False).returncode
 
 
 async def play(

@@ -1,0 +1,109 @@
+"""Benchmarks in their smallest form: they start, understand their options, and hand on those of others."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kvflow.trace import SynthOptions, synthetic_trace, write_trace
+
+pytestmark = [pytest.mark.beside]
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ModuleType]:
+    """Imports a benchmark that is to see a command line."""
+    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.chdir(tmp_path)
+
+    def imported(name: str, *arguments: str) -> ModuleType:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        return importlib.import_module(name)
+
+    return imported
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, *synthetic_trace("react", SynthOptions(workflows=3, turns=2)))
+    return str(path)
+
+
+@pytest.fixture
+def dry(bench: Callable[..., ModuleType], capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs a replay benchmark dry; returns its exit status and what it printed."""
+
+    def run(name: str, *arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            bench(name, *arguments, "--profile", "gpu", "--dry-run").main()
+        told = capfd.readouterr()
+        return int(ended.value.code or 0), told.out + told.err
+
+    return run
+
+
+def arms(told: str) -> list[str]:
+    return [line.partition(":")[0].strip() for line in told.splitlines() if "--device" in line]
+
+
+def test_arms_are_those_that_are_asked_for(dry: Callable[..., tuple[int, str]], trace: str) -> None:
+    status, told = dry("bench_swebench", trace, "--arm", "lru", "--arm", "kvflow")
+    assert (status, arms(told)) == (0, ["lru", "kvflow"]), told
+
+
+def test_options_of_replay_may_come_first_and_replace_the_presets(
+    dry: Callable[..., tuple[int, str]], trace: str
+) -> None:
+    status, told = dry("bench_multi_agent", "--rounds", "3", "--concurrency=2", "--flags", "--tp 2", trace)
+    assert status == 0, told
+    assert "3 programs, 2 at once" in told
+    assert told.count("at once") == 1
+    assert "3 rounds" in told
+    assert told.count("--tp 2") == len(arms(told)) == 5
+
+
+def test_what_nobody_understands_is_told(dry: Callable[..., tuple[int, str]], trace: str) -> None:
+    status, told = dry("bench_swebench", "--round", "1", trace)
+    assert status == 2
+    assert "unrecognized arguments: --round" in told
+
+
+def test_each_rate_keeps_its_rounds_and_reports_apart(bench: Callable[..., ModuleType], trace: str) -> None:
+    module = bench("bench_continuum_paper", trace, "--rates", "6", "12", "--folder", "kept", "--html", "a/r.html")
+    options, further = module.read_command()
+    assert not further
+    found = [module.preset(options, rate, alone=False).options for rate in options.rates]
+    assert [(each["rate"], each["folder"], each["html"]) for each in found] == [
+        (6, "kept/rate-6", "a/r-6.html"),
+        (12, "kept/rate-12", "a/r-12.html"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("bench_continuum_paper", ["--fast-link"]), ("bench_bfcl", ["--tasks"]), ("bench_kvflow_paper", None)],
+)
+def test_the_other_replays_can_be_tried_dry(
+    dry: Callable[..., tuple[int, str]], trace: str, name: str, arguments: list[str] | None
+) -> None:
+    status, told = dry(name, *([] if arguments is None else [*arguments, trace]))
+    assert status == 0, told
+    assert "kvflow" in arms(told)
+
+
+@pytest.mark.parametrize("name", ["bench_calm", "bench_overhead"])
+def test_benches_that_start_servers_begin_without_fault(
+    bench: Callable[..., ModuleType], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        bench(name, "--help").main()
+    assert f"bench/{name}.py" in capsys.readouterr().out
