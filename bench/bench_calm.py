@@ -36,7 +36,6 @@ from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import read_workload
 from kvflow.trace import Program
 
-HERE = Path(__file__).parent
 ARMS = ("lru", "again=@lru", "python=@lru SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python", "kvflow", "kvflow-infer")
 PAGE_TOKENS = 16
 MEASURES = (
@@ -136,7 +135,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4, help="times that servers are started")
     parser.add_argument("--sessions", type=int, default=4, help="per block")
     parser.add_argument("--scale", type=float, default=0.03, help="factor of contexts and answers")
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "calm.json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     arms, workload = parse_arms(options.arms), read_workload([options.trace])
     made = circumstances()
@@ -152,7 +151,8 @@ def main() -> None:
             print(f"block {block + 1} of {options.blocks}", *shown(result), sep="\n", flush=True)
             settings = {"blocks": block + 1, "sessions": options.sessions, "scale": options.scale}
             document = {"bench": "calm", **made, "settings": settings, "sizes": asdict(SIZES), "arms": result}
-            options.json.write_text(json.dumps(document, indent=1))
+            if options.json:
+                options.json.write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

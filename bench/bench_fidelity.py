@@ -39,7 +39,6 @@ from kvflow.sim.measure import MeasureSettings, measure  # noqa: E402
 from kvflow.trace import Program, programs  # noqa: E402
 from kvflow.trace.synth import SynthOptions, synthetic_trace  # noqa: E402
 
-RESULT = HERE / "results" / "fidelity.json"
 PAGE_TOKENS, DEVICE_TOKENS, HOST_RATIO = 16, 4096, 1.5
 HOST_TOKENS = (int(DEVICE_TOKENS * HOST_RATIO) // PAGE_TOKENS + 1) * PAGE_TOKENS  # SGLang adds a page
 AT_ONCE, MAX_RUNNING = 6, 8
@@ -188,7 +187,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=["lru", "cost"])
     parser.add_argument("--repeats", type=int, default=1, help="real runs per policy, each on a fresh server")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=RESULT)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     work = workload(options.seed)
     arms = {policy: Arm() for policy in options.policies}
@@ -209,7 +208,8 @@ def main() -> None:
             for policy, arm in arms.items()
         },
     }
-    options.json.write_text(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

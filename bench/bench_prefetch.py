@@ -34,7 +34,6 @@ from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE, Direction
 from kvflow.patches.cpu.model import build_model
 from kvflow.patches.cpu.publish import FILE_VARIABLE, read_statistics
 
-RESULT = Path(__file__).parent / "results" / "prefetch.json"
 AGENTS, FIXED_TOKENS, DYNAMIC_TOKENS, OUTPUT_TOKENS = 10, 2048, 32, 32
 CONTEXT_TOKENS = FIXED_TOKENS + DYNAMIC_TOKENS + OUTPUT_TOKENS
 DEVICE_TOKENS = 4 * CONTEXT_TOKENS
@@ -212,12 +211,13 @@ def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workflows", type=int, default=6)
-    parser.add_argument("--json", type=Path, default=RESULT)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(options.workflows, Path(folder))
     result = {"bench": "prefetch", **circumstances(), "workflows": options.workflows, **measured}
-    options.json.write_text(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1))
     for kind in ("chain", "shuffled"):
         arms = measured[kind]["arms"]
         print(f"{kind}: identical tokens: {measured[kind]['identical_tokens']}")

@@ -35,7 +35,6 @@ from kvflow.hints import VERBS, command_action, envelope, step_action, tool_acti
 from kvflow.patches.cpu.launch import launch_server
 from kvflow.patches.cpu.model import build_model
 
-RESULT = Path(__file__).parent / "results" / "soak.json"
 PAGE_TOKENS, DEVICE_TOKENS, HOST_RATIO, LINK_BYTES_S = 16, 6144, 1.5, 2e7
 PROGRAMS, AGENTS, TURNS, OUTPUT_TOKENS = 48, 5, (2, 6), 8
 POLICIES = ("cost", "cost", "cost", "lru", "steps", "ttl", "saga")
@@ -286,7 +285,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-kvflow", action="store_true", help="SGLang alone, to tell whose fault a fault is")
-    parser.add_argument("--json", type=Path, default=RESULT)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         with server(Path(folder), "soak", *FLAGS, *([] if options.no_kvflow else KVFLOW_FLAGS)) as url:
@@ -301,7 +300,8 @@ def main() -> None:
         "answers": found,
         "end": state,
     }
-    options.json.write_text(json.dumps(result, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1))
     print(json.dumps(result["counts"] | found))
     if found["wrong"] or state.get("degraded"):
         raise SystemExit("something broke; see above")

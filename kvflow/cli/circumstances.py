@@ -13,6 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
+GPUS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+
 
 def circumstances() -> dict[str, Any]:
     """Time, command, git state, machine and versions; what is not installed has no version.
@@ -27,6 +30,7 @@ def circumstances() -> dict[str, Any]:
             "cpu": _cpu(),
             "cores": os.cpu_count(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "gpus": _gpus(),
         },
         "versions": _versions("kvflow", "sglang", "torch") | {"python": platform.python_version()},
     }
@@ -38,7 +42,11 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _program(path: Path) -> str:
-    return f"python bench/{path.name}" if path.resolve().parent.name == "bench" else "kvflow"
+    """Give a benchmark by its place in the repository; all else that measures is our own command."""
+    script = path.resolve()
+    if ROOT / "bench" in script.parents:
+        return f"python {script.relative_to(ROOT).as_posix()}"
+    return "kvflow"
 
 
 def _without_folders(argument: str) -> str:
@@ -76,3 +84,12 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def _gpus() -> list[str]:
+    """Name, memory and driver of every GPU; none where nothing knows of any. Asked without torch, which is slow."""
+    try:
+        found = subprocess.run(GPUS, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in found.stdout.splitlines() if line.strip()]

@@ -73,6 +73,8 @@ def origin(document: Document) -> dict[str, str]:
     """Return what somebody needs to run this again, by name."""
     machine, git = document.machine, document.git
     hardware = [machine.get("cpu"), _counted(machine.get("cores"), "cores"), _counted(machine.get("memory_gib"), "GiB")]
+    gpus = machine.get("gpus")
+    hardware += gpus if isinstance(gpus, list) else []
     return {
         "command": document.command or NOTHING,
         "created": document.created or NOTHING,
