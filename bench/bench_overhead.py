@@ -1,9 +1,13 @@
 """What kvflow costs when nobody sends hints: scheduler CPU time, paired, against stock SGLang.
 
-Three servers run side by side on the CPU engine, and the same hint-free requests go to them in turns: stock SGLang with
-its Python tree core, stock SGLang with its default Rust core, and kvflow switched on. CPU time is that of the scheduler
-process, so waiting does not count. The comparison that isolates kvflow is the one with the Python core; the other shows
-what choosing that core costs.
+Four servers run side by side on the CPU engine, and the same hint-free requests go to them in turns:
+
+* ``vanilla``: SGLang without kvflow's plugin, which SGLANG_PLUGINS leaves out; only the CPU engine is prepared.
+* ``rust core``, ``python core``: the plugin is installed and off; SGLang's default tree core, and the other.
+* ``kvflow``: on.
+
+CPU time is that of the scheduler process, so waiting does not count. The comparison that isolates kvflow is the one
+with the Python core; the other two show what choosing that core costs, and being installed.
 
 Usage: python bench/bench_overhead.py [--pairs 8] [--json FILE]
 """
@@ -17,6 +21,7 @@ import json
 import random
 import statistics
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +31,21 @@ import psutil
 from scipy.stats import bootstrap
 
 from kvflow.cli.circumstances import circumstances
-from kvflow.patches.cpu.launch import launch_server
+from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.model import build_model
 
 FLAGS = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--page-size", "16", "--max-total-tokens", "8192"]
+CPU_ONLY = """
+import inspect
+
+def register():
+    if any(frame.function == "run_scheduler_process" for frame in inspect.stack(context=0)):
+        from kvflow.patches import cpu
+        cpu.install()
+"""
+"""A plugin of SGLang that does for the CPU engine what kvflow's does, and nothing else."""
 ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "vanilla": ([], {"SGLANG_PLUGINS": "kvflow-cpu,cpu-only"}),
     "python core": ([], {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}),
     "rust core": ([], {}),
     "kvflow": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
@@ -66,21 +81,37 @@ def scheduler_of(server: Any) -> psutil.Process:
     return max(children, key=lambda child: sum(child.cpu_times()[:2]))
 
 
+def start(arm: str, model: Path, folder: Path) -> AbstractContextManager[ServerProcess]:
+    """The server of an arm; its log goes to a folder."""
+    flags, env = ARMS[arm]
+    found = [write_plugin(folder)] if arm == "vanilla" else []
+    return launch_server(
+        model,
+        log_path=folder / f"{arm}.log",
+        extra_args=[*FLAGS, "--sleep-on-idle", *flags],
+        env=env,
+        python_path=found,
+    )
+
+
+def write_plugin(folder: Path) -> Path:
+    """Install :data:`CPU_ONLY` for servers that search a folder, which is returned."""
+    package = folder / "plugin" / "cpu_only-0.dist-info"
+    package.mkdir(parents=True)
+    (package.parent / "cpu_only.py").write_text(CPU_ONLY)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu-only\nVersion: 0\n")
+    (package / "entry_points.txt").write_text("[sglang.srt.plugins]\ncpu-only = cpu_only:register\n")
+    return package.parent
+
+
 def measure(pairs: int, folder: Path) -> dict[str, list[float]]:
     """CPU seconds of every arm's scheduler, round by round; all arms play the same rounds."""
     model = build_model(folder / "model")
     seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
     with contextlib.ExitStack() as running:
         servers = {}
-        for arm, (flags, env) in ARMS.items():
-            servers[arm] = running.enter_context(
-                launch_server(
-                    model,
-                    log_path=folder / f"{arm}.log",
-                    extra_args=[*FLAGS, "--sleep-on-idle", *flags],
-                    env=env,
-                )
-            )
+        for arm in ARMS:
+            servers[arm] = running.enter_context(start(arm, model, folder))
             asyncio.run(play(servers[arm].url, seed=-1))  # warm up
         schedulers = {arm: scheduler_of(server) for arm, server in servers.items()}
         for number in range(pairs):
@@ -112,7 +143,7 @@ def mean_interval(values: list[float]) -> list[float]:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -122,6 +153,8 @@ def main() -> None:
         "kvflow / python core": paired(seconds["kvflow"], seconds["python core"]),
         "kvflow / rust core": paired(seconds["kvflow"], seconds["rust core"]),
         "python core / rust core": paired(seconds["python core"], seconds["rust core"]),
+        "rust core / vanilla": paired(seconds["rust core"], seconds["vanilla"]),
+        "kvflow / vanilla": paired(seconds["kvflow"], seconds["vanilla"]),
     }
     for name, result in comparison.items():
         low, high = result["interval_95"]

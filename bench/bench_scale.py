@@ -2,10 +2,15 @@
 
 One process, no model: SGLang's real radix cache with so many nodes, full, and requests that match, insert and make it
 evict, one a step. For kvflow each step also does what it does for a request of a live workflow: it takes over
-predictions and the time, puts the prompt's claim on its nodes, counts hits, and asks the guard's shadow LRU. The median
-over steps is set against a request's scheduler time on the live server (`bench_overhead.py`).
+predictions and the time, puts the prompt's claim on its nodes, counts hits, and asks the guard's shadow LRU. Every
+workflow has had a step before any is timed.
 
-Usage: python bench/bench_scale.py [--nodes 1000 10000 100000] [--workflows 1 64 4096] [--steps 200] [--json FILE]
+The median over steps is given as a multiple of the Rust core's, and as a share of a request's scheduler time on the
+live server (`bench_overhead.py`). Most of that time is the model's forward pass, which the CPU engine runs in the
+scheduler's process: on a GPU the share is larger.
+
+Usage: python bench/bench_scale.py [--nodes 1000 10000 100000] [--workflows 1 64 4096] [--steps 320] [--json FILE]
+       --nodes 1000000 takes some 10 GB of memory, and many minutes a line to fill the tree
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ class Point:
     """What a step costs at one size.
 
     Attributes:
+        live: workflows that lived when steps were timed; 0 for SGLang's own cores, which know of none.
         p95_us: of the steps.
         longest_us: of all.
     """
@@ -51,6 +57,7 @@ class Point:
     core: str
     nodes: int
     workflows: int
+    live: int
     median_us: float
     p95_us: float
     longest_us: float
@@ -69,6 +76,16 @@ class Load:
         self._count = 0
         self._now_s = 0.0
         for _ in range(nodes * TAILS // (TAILS + 1)):
+            self.step()
+
+    def live(self) -> int:
+        """How many workflows live."""
+        claims = self.harness.cache.coordinator.claims if self.kvflow else None
+        return sum(claims.of(f"w{number}") is not None for number in range(self.workflows)) if claims else 0
+
+    def settle(self) -> None:
+        """Fill what is left of the tree, and go on until every workflow has had a request."""
+        for _ in range(max(2 * TAILS, self.workflows - self._count)):
             self.step()
 
     def step(self) -> float:
@@ -106,8 +123,8 @@ def measure(core: str, nodes: int, workflows: int, steps: int) -> Point:
     tokens = nodes // (TAILS + 1) * (HEAD_TOKENS + TAILS * TAIL_TOKENS)
     capacity = max(tokens, 4 * HEAD_TOKENS) // PAGE_TOKENS * PAGE_TOKENS
     load = Load(conftest.Tree(core, capacity_tokens=capacity), core, nodes, workflows)
-    for _ in range(2 * TAILS):
-        load.step()
+    load.settle()
+    live = load.live()
     gc.collect()
     gc.freeze()
     times_us = sorted(1e6 * load.step() for _ in range(steps))
@@ -116,22 +133,16 @@ def measure(core: str, nodes: int, workflows: int, steps: int) -> Point:
         core=core,
         nodes=nodes,
         workflows=workflows,
+        live=live,
         median_us=statistics.median(times_us),
         p95_us=times_us[int(0.95 * len(times_us))],
         longest_us=times_us[-1],
     )
 
 
-def main() -> None:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--workflows", type=int, nargs="+", default=[1, 64, 4096])
-    parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> None:
+    """Measure and print."""
     conftest.PAGE_TOKENS = PAGE_TOKENS
-    tree.register()
     logging.disable(logging.WARNING)  # no request runs here, which the guard takes for a cache that loses
     live = json.loads((HERE / "results" / "overhead.json").read_text())["scheduler_cpu_s"]["rust core"]
     request_us = statistics.fmean(live) / LIVE_REQUESTS * 1e6
@@ -143,15 +154,27 @@ def main() -> None:
             point = measure(core, nodes, workflows, options.steps)
             points.append(point)
             base = base or point
-            more = 100 * (point.median_us - base.median_us) / request_us
             print(
-                f"{nodes:>9,} nodes, {workflows:>5,} workflows, {core:7} {point.median_us:9.0f} µs a step "
-                f"(p95 {point.p95_us:9.0f}, longest {point.longest_us:9.0f}), {more:+.2f} % of a request's time",
+                f"{nodes:>9,} nodes, {point.live:>5,} workflows live, {core:7} {point.median_us:9.0f} µs a step "
+                f"(p95 {point.p95_us:9.0f}, longest {point.longest_us:9.0f}), "
+                f"{point.median_us / base.median_us:5.1f}x the Rust core, "
+                f"{100 * point.median_us / request_us:.2f} % of a request's time, forward pass included",
                 flush=True,
             )
     if options.json:
         result = {"bench": "scale", **circumstances(), "live_request_us": request_us}
         options.json.write_text(json.dumps(result | {"points": [asdict(point) for point in points]}, indent=1))
+
+
+def main() -> None:
+    """Read options and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--workflows", type=int, nargs="+", default=[1, 64, 4096])
+    parser.add_argument("--steps", type=int, default=320)
+    parser.add_argument("--json", type=Path)
+    tree.register()
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from kvflow.patches.cpu.launch import server_environment
 from kvflow.trace import SynthOptions, synthetic_trace, write_trace
 
 pytestmark = [pytest.mark.beside]
@@ -107,3 +110,20 @@ def test_benches_that_start_servers_begin_without_fault(
     with pytest.raises(SystemExit, match="0"):
         bench(name, "--help").main()
     assert f"bench/{name}.py" in capsys.readouterr().out
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_the_vanilla_arm_runs_without_kvflow(
+    bench: Callable[..., ModuleType], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = bench("bench_overhead")
+    monkeypatch.setattr(module, "REQUESTS", 6)
+    with module.start("vanilla", model, tmp_path) as server:
+        asyncio.run(module.play(server.url, seed=0))
+        assert sum(module.scheduler_of(server).cpu_times()[:2]) > 0
+    _, variables = module.ARMS["vanilla"]
+    ask = "from sglang.srt import plugins as p; print([*p.load_plugins_by_group(p.GENERAL_PLUGINS_GROUP)])"
+    environment = server_environment(python_path=[tmp_path / "plugin"]) | variables
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines()[-1] == "['cpu-only']"
