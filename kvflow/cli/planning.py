@@ -158,8 +158,8 @@ def _chat(asked: Asked, engine: Engine | None) -> str | None:
 
 def _notes(plan: Plan, sizes: Sizes | None, workload: Workload) -> dict[str, object]:
     work = plan.load.drawn(workload, plan.seed)
-    known = {} if sizes is None else {name: value for name, value in asdict(sizes).items() if value is not None}
-    return known | {
+    settings: dict[str, object] = {} if sizes is None else asdict(sizes)
+    return {name: value for name, value in settings.items() if value is not None} | {
         "live_tokens": round(live_tokens(work, plan.load.at_once)),
         "calls": sum(len(program.calls) for program in work),
         "programs": len(work),

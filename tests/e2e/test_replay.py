@@ -101,9 +101,9 @@ def test_sessions_are_played_as_they_were_recorded(tmp_path: Path, monkeypatch: 
     started = []
 
     @contextlib.contextmanager
-    def counted(arm: Arm, engine: Any, folder: Path) -> Iterator[Running]:
+    def counted(arm: Arm, *how: Any) -> Iterator[Running]:
         started.append(arm.name)
-        with original(arm, engine, folder) as found:
+        with original(arm, *how) as found:
             yield found
 
     original = running.serving
@@ -146,18 +146,18 @@ def test_rounds_that_are_over_are_not_played_again(server: Server, tmp_path: Pat
 
 
 def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = running.prepare
+    original, ready_s = running.prepare, []
 
     async def doomed(server: Any, client: Any, **more: Any) -> Any:
         ready = await original(server, client, **more)
+        ready_s.append(time.monotonic())
         threading.Timer(1.0, os.killpg, (server.process.process.pid, signal.SIGKILL)).start()
         return ready
 
     monkeypatch.setattr(running, "prepare", doomed)
-    began_s = time.monotonic()
     with pytest.raises(ServerUnavailableError, match="lru: the server has died"):
         played(plan_of(tmp_path, load=Load()), synthetic(), tmp_path)
-    assert time.monotonic() - began_s < 60
+    assert time.monotonic() - ready_s[0] < 30
     assert not list((tmp_path / "rounds").glob("round-*.json"))
 
 
