@@ -41,6 +41,8 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 SESSIONS = 32
 TRACES = os.environ.get("KVFLOW_TEST_TRACES")
 """Folder with recorded traces; they are not part of the repository."""
+Counted = dict[tuple[str, str], int]
+"""Tokens of a call's prompt as the server counted them, by workflow and call."""
 
 
 def synthetic(kind: str = "react", workflows: int = SESSIONS) -> Workload:
@@ -58,8 +60,25 @@ def played(plan: Plan, workload: Workload, folder: Path) -> list[Round]:
     return replay(plan, workload, folder / "rounds", lambda *_: None)
 
 
-def check_reproduced(seen: Round, drawn: list[Program], pace: Pace) -> None:
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """What the server says of each prompt's length, call by call."""
+    told: Counted = {}
+    original = Connection._stream
+
+    async def stream(self: Connection, body: dict[str, Any], seen: CallRecord) -> dict[str, Any] | None:
+        last = await original(self, body, seen)
+        if last is not None:
+            told[seen.workflow, seen.call] = last["meta_info"]["prompt_tokens"]
+        return last
+
+    monkeypatch.setattr(Connection, "_stream", stream)
+    return told
+
+
+def check_reproduced(seen: Round, drawn: list[Program], pace: Pace, counted: Counted) -> None:
     """Prompts, answers, order and gaps are those of the trace."""
+    late_s: list[float] = []
     assert len(seen.workflows) == len(drawn)
     assert not any(call.error for call in seen.calls)
     calls = defaultdict(list)
@@ -71,12 +90,15 @@ def check_reproduced(seen: Round, drawn: list[Program], pace: Pace) -> None:
             asked = [event for event in events if isinstance(event, LLMCall)]
             got = sorted(calls[workflow, thread], key=lambda call: call.asked_s)
             expected = [(call.call, call.agent, call.prompt.tokens, call.output_tokens) for call in asked]
-            assert [(c.call, c.agent, c.prompt_tokens, c.output_tokens) for c in got] == expected
+            assert [(c.call, c.agent, counted[workflow, c.call], c.output_tokens) for c in got] == expected
             gaps_s = [after.asked_s - before.ended_s for before, after in pairwise(got)]
             for gap_s, least_s in zip(gaps_s, waits(events, pace), strict=True):
-                assert least_s - 0.001 <= gap_s <= least_s + 3.0
-    late_s = sorted(call.late_s for call in seen.calls)
-    assert late_s[len(late_s) // 2] < 0.2
+                assert least_s - 0.001 <= gap_s
+                late_s.append(gap_s - least_s)
+    late_s.sort()
+    assert late_s[len(late_s) // 2] < 0.25
+    assert late_s[len(late_s) * 19 // 20] < 0.75
+    assert late_s[-1] < 1.5, "the machine may hold up one call"
 
 
 def waits(events: list[Any], pace: Pace) -> list[float]:
@@ -96,23 +118,25 @@ def waits(events: list[Any], pace: Pace) -> list[float]:
     return found[1:]
 
 
-def test_sessions_are_played_as_they_were_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice, on a server that is started once and begins every round empty."""
+def test_sessions_are_played_as_they_were_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Counted
+) -> None:
+    """32 agents with tools at once, twice, on a server that is started once and begins every round empty."""
     started = []
 
     @contextlib.contextmanager
-    def counted(arm: Arm, *how: Any) -> Iterator[Running]:
+    def one_more(arm: Arm, *how: Any) -> Iterator[Running]:
         started.append(arm.name)
         with original(arm, *how) as found:
             yield found
 
     original = running.serving
-    monkeypatch.setattr(running, "serving", counted)
+    monkeypatch.setattr(running, "serving", one_more)
     workload, plan = synthetic(), plan_of(tmp_path, rounds=2, keep_servers=True)
     rounds = played(plan, workload, tmp_path)
     assert started == ["lru"]
     for seen in rounds:
-        check_reproduced(seen, plan.load.drawn(workload, seen.seed), plan.pace)
+        check_reproduced(seen, plan.load.drawn(workload, seen.seed), plan.pace, counted)
         assert len(seen.tools) > SESSIONS
         assert seen.peak_memory_bytes is not None
         assert seen.stall_s is not None
@@ -125,11 +149,11 @@ def test_sessions_are_played_as_they_were_recorded(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(TRACES is None, reason="KVFLOW_TEST_TRACES names no folder with recorded traces")
-def test_recorded_sessions_are_played_as_they_were_recorded(tmp_path: Path) -> None:
+def test_recorded_sessions_are_played_as_they_were_recorded(tmp_path: Path, counted: Counted) -> None:
     workload = read_workload([Path(str(TRACES)) / "swe_mini_swe_agent" / "sessions.jsonl.gz"])
     plan = plan_of(tmp_path, load=Load(programs=SESSIONS, tokens=0.02, time=0.02))
     (seen,) = played(plan, workload, tmp_path)
-    check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace)
+    check_reproduced(seen, plan.load.drawn(workload, 0), plan.pace, counted)
 
 
 def test_rounds_that_are_over_are_not_played_again(server: Server, tmp_path: Path) -> None:
