@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from kvflow.patches.cpu.launch import server_environment
+from kvflow.replay.engines import LLAMA_8B
 from kvflow.trace import SynthOptions, synthetic_trace, write_trace
 
 pytestmark = [pytest.mark.beside]
@@ -101,6 +104,55 @@ def test_the_other_replays_can_be_tried_dry(
     status, told = dry(name, *([] if arguments is None else [*arguments, trace]))
     assert status == 0, told
     assert "kvflow" in arms(told)
+
+
+@pytest.mark.parametrize("name", ["bench_swebench", "bench_continuum_paper"])
+def test_contexts_of_coding_agents_fit_the_gpu_that_is_meant(
+    dry: Callable[..., tuple[int, str]], name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "long.jsonl"
+    options = SynthOptions(workflows=80, turns=1, fixed_tokens=2_000, task_tokens=37_000, output_tokens=500)
+    write_trace(path, *synthetic_trace("react", options))
+    _, told = dry(name, str(path), "--arm", "lru")
+    sizes = re.findall(r"device ([\d,]+), host ([\d,]+)", told)
+    assert sizes, told
+    for size in sizes:
+        device, host = (int(tokens.replace(",", "")) * LLAMA_8B.kv_bytes_per_token for tokens in size)
+        assert 20e9 < device < 90e9
+        assert 40e9 < host < 100e9
+
+
+def test_a_live_run_counts_how_agents_ended(bench: Callable[..., ModuleType], tmp_path: Path) -> None:
+    live = bench("live_swebench")
+    assert live.exit_statuses(tmp_path) == {}
+    assert not live.worked({})
+    noted = "instances_by_exit_status:\n    Submitted:\n    - a__a-1\n    - b__b-2\n"
+    (tmp_path / "exit_statuses_17.5.yaml").write_text(noted)
+    assert live.exit_statuses(tmp_path) == {"Submitted": ["a__a-1", "b__b-2"]}
+    assert live.worked({"Submitted": 2, "LimitsExceeded": 1})
+    assert not live.worked({"Submitted": 2, "RuntimeError": 1})
+
+
+@pytest.mark.parametrize(
+    ("engine", "environment_class", "variable"),
+    [("podman", "docker", "MSWEA_DOCKER_EXECUTABLE"), ("apptainer", "singularity", "MSWEA_SINGULARITY_EXECUTABLE")],
+)
+def test_a_live_run_names_the_container_engine_that_is_there(
+    bench: Callable[..., ModuleType], engine: str, environment_class: str, variable: str, tmp_path: Path
+) -> None:
+    live = bench("live_swebench")
+    options = Namespace(live="http://h:1/", model="m", subset="verified", instances="0:2", workers=1)
+    command, variables = live.asked(options, engine, tmp_path / "new")
+    assert command[command.index("--environment-class") + 1] == environment_class
+    assert variables[variable] == engine
+    assert variables["OPENAI_BASE_URL"] == "http://h:1/v1"
+    assert variables["MSWEA_COST_TRACKING"] == "ignore_errors"
+
+
+def test_a_live_run_replays_nothing(dry: Callable[..., tuple[int, str]]) -> None:
+    status, told = dry("bench_swebench", "--live", "http://h:1", "--rounds", "2")
+    assert status == 2
+    assert "--live replays nothing" in told
 
 
 @pytest.mark.parametrize("name", ["bench_calm", "bench_overhead"])
