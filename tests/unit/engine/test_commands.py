@@ -17,6 +17,7 @@ from kvflow.engine import (
     KvCommand,
     Prefetcher,
     PromptClaim,
+    Room,
 )
 from kvflow.policy import EvictionClass, PrefetchPace, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -189,7 +190,7 @@ def test_release_undoes_pins_and_orders(server: Server) -> None:
     server("kv.prefetch")
     assert server("kv.release").status == "accepted"
     assert server.prefetcher is not None
-    assert server.prefetcher.next(1000, lambda: pytest.fail("nothing is ordered")) is None
+    assert server.prefetcher.next(Room(free_tokens=1000), lambda: pytest.fail("nothing is ordered")) is None
 
 
 def test_release_leaves_the_pins_of_other_tenants(server: Server) -> None:
@@ -206,11 +207,11 @@ def test_an_ordered_load_goes_before_what_is_predicted_and_expires(server: Serve
     assert server("kv.prefetch") == Answer(status="accepted", reason="all of it is on the device")
     server.own["a"].evicted = True
     assert server("kv.prefetch", ttl_s=5.0).status == "deferred"
-    load = server.prefetcher.next(1000, lambda: pytest.fail("there is room"))
+    load = server.prefetcher.next(Room(free_tokens=1000), lambda: pytest.fail("there is room"))
     assert load is not None
     assert load.nodes == [server.own["a"]]
     server.time(5.1)
-    assert server.prefetcher.next(1000, lambda: pytest.fail("there is room")) is None
+    assert server.prefetcher.next(Room(free_tokens=1000), lambda: pytest.fail("there is room")) is None
 
 
 def test_no_tenant_takes_all_loads_that_can_be_on_order(server: Server) -> None:
