@@ -22,7 +22,6 @@ from typer.testing import CliRunner, Result
 
 from kvflow.cli import app
 from kvflow.errors import ConfigError, ServerUnavailableError
-from kvflow.patches.cpu.launch import launch_server
 from kvflow.replay import run as running
 from kvflow.replay.arms import Arm, parse_arms
 from kvflow.replay.connection import Connection
@@ -30,7 +29,7 @@ from kvflow.replay.engines import Sizes, cpu_engine
 from kvflow.replay.forcing import FLAG
 from kvflow.replay.record import CallRecord, Round
 from kvflow.replay.run import Plan, replay
-from kvflow.replay.server import Running
+from kvflow.replay.server import Ready, Running
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload, read_workload
 from kvflow.trace import LLMCall, Program, SynthOptions, ToolEnd, ToolStart, programs, synthetic_trace, write_trace
@@ -185,24 +184,16 @@ def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeyp
     assert not list((tmp_path / "rounds").glob("round-*.json"))
 
 
-def test_a_found_server_that_dies_leaves_no_round_behind(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_found_server_that_dies_leaves_no_round_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if all calls have failed before anybody has looked after it."""
-    original = running.prepare
+    url = "http://127.0.0.1:9"
 
-    flags = (FLAG, "--max-total-tokens", "8192", "--page-size", "16")
-    with launch_server(model, log_path=tmp_path / "log", extra_args=flags) as found:
+    async def ready_before_it_died(*_: Any, **__: Any) -> Ready:
+        return Ready(kvflow=False, page_tokens=16)
 
-        async def doomed(server: Any, client: Any, **more: Any) -> Any:
-            ready = await original(server, client, **more)
-            os.killpg(found.process.pid, signal.SIGKILL)
-            found.process.wait()
-            return ready
-
-        monkeypatch.setattr(running, "prepare", doomed)
-        with pytest.raises(ServerUnavailableError, match=f"here: calls did not reach {found.url}"):
-            played(plan_of(tmp_path, f"here={found.url}", pace=Pace(max_gap_s=0.0)), synthetic(), tmp_path)
+    monkeypatch.setattr(running, "prepare", ready_before_it_died)
+    with pytest.raises(ServerUnavailableError, match=f"here: calls did not reach {url}"):
+        played(plan_of(tmp_path, f"here={url}", pace=Pace(max_gap_s=0.0)), synthetic(), tmp_path)
     assert not list((tmp_path / "rounds").glob("round-*.json"))
 
 
