@@ -19,13 +19,10 @@ PAGES = FIXED_TOKENS // 16
 FLOODS = 8
 
 
-@pytest.mark.parametrize("kind", ["tensor_parallel", "single"])
-def test_what_the_next_step_needs_comes_from_storage_before_it(
-    start: Callable[..., Any], tmp_path: Path, kind: str
-) -> None:
+def test_what_the_next_step_needs_comes_from_storage_before_it(start: Callable[..., Any], tmp_path: Path) -> None:
     env = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path), "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
     flags = ("--enable-kvflow", "--max-total-tokens", "1280", *HOST_TIER, "--hicache-storage-backend", "file")
-    with start(*flags, env=env, tensor_parallel=2 if kind == "tensor_parallel" else 1) as server:
+    with start(*flags, env=env, tensor_parallel=2) as server:
         server.client.put("/kvflow/v1/graphs/t", json=GRAPH).raise_for_status()
         answers = {agent: step(server, "before", agent)["text"] for agent in ("first", "near", "far")}
         server.end("before")
