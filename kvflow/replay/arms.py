@@ -41,13 +41,15 @@ def _kvflow(name: str, *flags: str, hints: bool = True, **env: str) -> Arm:
     return Arm(name=name, flags=("--enable-kvflow", *flags), env=tuple(env.items()), hints=hints)
 
 
+_TLRU = '{"threshold": 8192, "next_prompt_estimate": 1024}'
+"""Tokens that may be computed in time, and tokens of a next prompt; those of kvflow's own ``tlru``."""
 PRESETS = {
     arm.name: arm
     for arm in (
         Arm(name="no-host", host=False),
         Arm(name="lru"),
         Arm(name="slru", flags=("--radix-eviction-policy", "slru")),
-        Arm(name="tlru", flags=("--radix-eviction-policy", "tlru")),
+        Arm(name="tlru", flags=("--radix-eviction-policy", "tlru", "--radix-eviction-policy-config", _TLRU)),
         Arm(name="session", flags=("--enable-session-radix-cache",), sessions=True),
         Arm(name="lpm", flags=("--schedule-policy", "lpm")),
         _kvflow("kvflow"),
