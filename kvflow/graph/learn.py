@@ -16,6 +16,8 @@ MAX_LIVE_RUNS = 4096
 """The oldest run is forgotten when more are under way."""
 _FADED = 0.25
 """Decayed counts below this are dropped: a single observation lives for two half-lives."""
+_SKETCHED_AGAIN = 1.25
+"""A run that goes on is looked at again when it has so many times the steps it had then."""
 _SAME_PROBABILITY = 0.02
 """A probability that moved by less than this does not make another graph."""
 
@@ -59,8 +61,9 @@ class _EdgeCount:
 class TransitionLearner:
     """Learns the graph of one workflow type from runs whose graph nobody declared.
 
-    A run teaches when it finishes or is forgotten, since only then it is clear which of its steps overlapped. The
-    counts are of order 1: what an agent leads to depends on the agent alone. What cannot be said in a graph is
+    A run teaches when it finishes or is forgotten, since only then it is clear which of its steps overlapped. Until a
+    first one has, the longest that goes on is gone by, so that agents that take turns are known from the second turn.
+    The counts are of order 1: what an agent leads to depends on the agent alone. What cannot be said in a graph is
     approximated: agents that follow independently of each other, each with some probability, become alternatives.
 
     Facts that cannot be used (reserved names, more agents than a graph may have) are ignored, never an error.
@@ -83,6 +86,8 @@ class TransitionLearner:
         self._edges: dict[Edge, _EdgeCount] = {}
         self._graph: AgentStepGraph | None = None
         self._stale = False
+        self._sketch: AgentStepGraph | None = None
+        self._sketched_steps = 0
 
     def start(self, workflow_id: str, agent: str, step_id: str | None = None) -> None:
         """Take note that an agent of a run starts a step, or goes on with the step of that id."""
@@ -92,7 +97,10 @@ class TransitionLearner:
             if len(self._live) >= MAX_LIVE_RUNS:
                 self.forget(next(iter(self._live)))
             self._live[workflow_id] = Run()
-        self._live[workflow_id].start(agent, step_id)
+        run = self._live[workflow_id]
+        run.start(agent, step_id)
+        if not self._agents and len(run) >= max(2, _SKETCHED_AGAIN * self._sketched_steps):
+            self._go_by(run)
 
     def end(self, workflow_id: str, agent: str, step_id: str | None = None) -> None:
         """Take note that an agent of a run has ended a step. Optional, but it tells parallel from sequential steps."""
@@ -110,7 +118,7 @@ class TransitionLearner:
             self._learn(self._live.pop(workflow_id).visits(finished=False), finished=False)
 
     def graph(self) -> AgentStepGraph | None:
-        """Return the graph learned so far, None before the first run has taught anything.
+        """Return the graph learned so far, None before the first run has shown anything.
 
         The same object is returned until the counts have changed materially; do not modify it.
         """
@@ -119,7 +127,16 @@ class TransitionLearner:
             latest = self._build()
             if self._graph is None or not _much_the_same(self._graph, latest):
                 self._graph = latest
-        return self._graph
+        return self._graph if self._graph is not None else self._sketch
+
+    def _go_by(self, run: Run) -> None:
+        """Take what one run has shown until here for the graph, as long as there is no other. Cost: O(steps)."""
+        learner = TransitionLearner(self._name)
+        learner._learn(run.visits(finished=False), finished=False)
+        latest = learner.graph()
+        if self._sketch is None or (latest is not None and not _much_the_same(self._sketch, latest)):
+            self._sketch = latest
+        self._sketched_steps = len(run)
 
     def _learn(self, visits: list[Visit], *, finished: bool) -> None:
         self._stale = True

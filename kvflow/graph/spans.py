@@ -48,6 +48,10 @@ class Run:
         self._spans: list[Span] = []
         self._by_step: dict[tuple[str, str], Span] = {}
 
+    def __len__(self) -> int:
+        """Number of steps recorded."""
+        return len(self._spans)
+
     def start(self, agent: str, step_id: str | None = None) -> None:
         """Record the start of a step, or a further sign of life of the step with that id."""
         self._clock += 1

@@ -6,7 +6,7 @@ import pytest
 
 from kvflow.graph import END, MAX_AGENTS, START, AgentStepGraph, Join, TransitionLearner
 from kvflow.graph.learn import MAX_LIVE_RUNS
-from kvflow.graph.spans import MAX_SPANS
+from kvflow.graph.spans import MAX_SPANS, Run
 
 _numbers = map(str, count())
 
@@ -42,6 +42,27 @@ def test_nothing_is_known_before_a_run_is_over():
     learner.finish("unknown")
     learner.end("unknown", "a")
     learner.forget("unknown")
+
+
+def test_until_a_run_is_over_the_longest_that_goes_on_is_gone_by():
+    learner = TransitionLearner("t")
+    for agent in "abcabc":
+        learner.start("w", agent)
+    learner.start("v", "x")
+    learner.start("v", "y")
+    assert learner.graph() == AgentStepGraph("t").chain(START, "a", "b", "c", "a")
+    observe(learner, "a c")
+    assert learner.graph() == AgentStepGraph("t").chain(START, "a", "c", END), "a run that is over says more"
+
+
+def test_looking_at_a_run_that_goes_on_takes_as_long_as_the_run(monkeypatch):
+    looked_at = []
+    visits = Run.visits
+    monkeypatch.setattr(Run, "visits", lambda run, **how: looked_at.append(len(run)) or visits(run, **how))
+    learner = TransitionLearner("t")
+    for number in range(1000):
+        learner.start("w", f"a{number % 7}")
+    assert sum(looked_at) <= 6 * 1000
 
 
 @pytest.mark.parametrize("script", ["a b c", "a -a b -b c -c", "a#1 a#1 b#2 b#2 b#2 c#3"])

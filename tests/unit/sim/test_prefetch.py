@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from statistics import fmean
 
@@ -57,6 +58,15 @@ def test_a_chain_of_agents_does_not_wait_for_loads_any_more(kind: str) -> None:
     assert ahead.counters.stall_s < 0.2 * without.counters.stall_s
     assert fmean(ahead.completion_s.values()) < fmean(without.completion_s.values())
     assert ahead.counters.prefetch_wasted_tokens < 0.1 * ahead.counters.load_back_tokens
+
+
+def test_the_first_workflow_of_its_type_waits_less_from_its_second_round_on() -> None:
+    first = workload("rounds")[:1]
+    (call, *_) = first[0].calls
+    size = 10 * (call.prompt.tokens + call.output_tokens)
+    settings = SimSettings(policy="cost", device_tokens=size // 2, host_tokens=2 * size, concurrency=1)
+    without, ahead = (simulate(first, SLOW_LINK, replace(settings, prefetch=prefetch)) for prefetch in (False, True))
+    assert ahead.counters.stall_s < 0.7 * without.counters.stall_s, "one of two rounds in which contexts come back"
 
 
 @pytest.mark.parametrize("policy", ["inverted", "hostile"])
