@@ -73,7 +73,7 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
     """
     if find_spec("sglang") is None:
         raise MissingExtraError("sglang", "the demonstration")
-    from kvflow.patches.cpu.launch import launch_server
+    from kvflow.patches.cpu.launch import start_server
     from kvflow.patches.cpu.model import build_model
 
     documents = _documents(settings)
@@ -81,9 +81,8 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
     progress("building a tiny model", 0, 0)
     model = build_model(folder / "model")
     with contextlib.ExitStack() as running:
-        servers = []
+        starting = []
         for arm in ARMS:
-            progress(f"starting server: {arm.name}", 0, 0)
             slug = arm.name.replace(" ", "-")
             link_path = folder / f"{slug}.link"
             environment = {
@@ -91,15 +90,17 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
                 "KVFLOW_CPU_LINK_STATISTICS": str(link_path),
                 "KVFLOW_STRICT": "1",
             }
-            server = running.enter_context(
-                launch_server(
+            ready = running.enter_context(
+                start_server(
                     model,
                     log_path=folder / f"{slug}.log",
                     extra_args=[*_shared_flags(settings), *arm.flags],
                     env=environment,
                 )
             )
-            servers.append(ArmServer(arm, server.url, link_path))
+            starting.append((arm, ready, link_path))
+        progress("starting servers: " + ", ".join(arm.name for arm in ARMS), 0, 0)
+        servers = [ArmServer(arm, ready().url, link_path) for arm, ready, link_path in starting]
         results = asyncio.run(_play(settings, servers, documents, progress))
     return {
         "kind": "demo",

@@ -99,6 +99,7 @@ def test_the_table_in_the_readme_is_what_was_measured() -> None:
     assert result["comparison"][0]["ratio"] <= 0.70
 
 
+@pytest.mark.beside
 def test_the_demo_runs_and_kvflow_computes_and_loads_less(tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).parent / "kvflow"),

@@ -297,6 +297,7 @@ def test_metrics_carry_our_series(server: Any) -> None:
     assert {"kvflow_requests_total", "kvflow_prompt_tokens_total", "kvflow_computed_tokens_total"} <= series
 
 
+@pytest.mark.beside
 def test_a_lenient_server_that_learns_its_ttls(start: Callable[..., Any]) -> None:
     settings = {"KVFLOW_INTAKE__STRICT": "false", "KVFLOW_PIN__TTL": "learned"}
     with start("--enable-kvflow", "--max-total-tokens", "2048", env=settings) as server:

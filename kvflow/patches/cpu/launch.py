@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import httpx
 
@@ -27,6 +28,16 @@ POLL_S = 0.1
 PROGRESS_S = 5.0
 KEEP_ALIVE_S = 60
 """SGLang's own 5 s are those of most clients, who then write to a connection just as the server closes it."""
+
+
+class Ready(Protocol):
+    """Waits until a server answers; what it takes and raises is said at `launch_server`."""
+
+    def __call__(
+        self, timeout_s: float = 180.0, on_progress: Callable[[float, str], None] | None = None
+    ) -> ServerProcess:
+        """Wait."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +63,29 @@ class ServerProcess:
 def launch_server(
     model: Path | str,
     *,
+    timeout_s: float = 180.0,
+    on_progress: Callable[[float, str], None] | None = None,
+    **options: Any,
+) -> Iterator[ServerProcess]:
+    """Run ``python -m sglang.launch_server`` for the length of a ``with`` block.
+
+    Args:
+        model: what ``--model-path`` gets, see `kvflow.patches.cpu.model.build_model`.
+        timeout_s: how long to wait for the first answer.
+        on_progress: called every few seconds while waiting, with seconds waited and the last line of the log.
+        options: as for `start_server`.
+
+    Raises:
+        ServerUnavailableError: it died, or did not answer in time; the message ends with the end of the log.
+    """
+    with start_server(model, **options) as ready:
+        yield ready(timeout_s, on_progress)
+
+
+@contextmanager
+def start_server(
+    model: Path | str,
+    *,
     log_path: Path | str,
     extra_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
@@ -59,13 +93,11 @@ def launch_server(
     data_parallel: int = 1,
     python_path: Sequence[Path | str] = (),
     device: str = "cpu",
-    timeout_s: float = 180.0,
-    on_progress: Callable[[float, str], None] | None = None,
-) -> Iterator[ServerProcess]:
-    """Run ``python -m sglang.launch_server`` for the length of a ``with`` block.
+) -> Iterator[Ready]:
+    """As `launch_server`, but whoever enters decides when to wait, so that several servers can start at once.
 
     Args:
-        model: what ``--model-path`` gets, see `kvflow.patches.cpu.model.build_model`.
+        model: what ``--model-path`` gets.
         log_path: file for the output of all its processes; overwritten.
         extra_args: further flags of SGLang, e.g. ``--enable-hierarchical-cache``. None are needed for the CPU engine.
         env: variables on top of those of `server_environment`.
@@ -73,11 +105,6 @@ def launch_server(
         data_parallel: replicas, each with its own cache.
         python_path: folders to import from before the installed packages, e.g. another SGLang or a test's plugin.
         device: as SGLang calls it; any but ``cpu`` runs without the CPU engine.
-        timeout_s: how long to wait for the first answer.
-        on_progress: called every few seconds while waiting, with seconds waited and the last line of the log.
-
-    Raises:
-        ServerUnavailableError: it died, or did not answer in time; the message ends with the end of the log.
     """
     log_path = Path(log_path)
     port = free_port()
@@ -96,12 +123,16 @@ def launch_server(
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    try:
+
+    def ready(timeout_s: float = 180.0, on_progress: Callable[[float, str], None] | None = None) -> ServerProcess:
         url = f"http://{HOST}:{port}"
         _wait_until_ready(process, url, log_path, began_s + timeout_s, on_progress or _log_progress)
         ready_s = time.monotonic() - began_s
         logger.info("server ready after %.1f s at %s", ready_s, url)
-        yield ServerProcess(url=url, process=process, log_path=log_path, ready_s=ready_s)
+        return ServerProcess(url=url, process=process, log_path=log_path, ready_s=ready_s)
+
+    try:
+        yield ready
     finally:
         stop(process)
 
