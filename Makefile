@@ -49,7 +49,7 @@ unit: $(READY)  ## everything that needs no SGLang, in seconds
 
 test: $(READY) $(OLD_SGLANG)/.ready $(FRAMEWORKS)/.ready lint unit  ## every test
 	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q tests/client/test_frameworks.py
-	@$(ENGINE_TESTS) -n 2 --dist loadgroup -m beside
+	@$(ENGINE_TESTS) -n 2 --dist loadfile -m beside
 	@$(ENGINE_TESTS) -m "not beside"
 
 clean:  ## remove the environment and what runs left behind

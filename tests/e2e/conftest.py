@@ -72,18 +72,6 @@ class Server:
             time.sleep(0.01)
 
 
-SERVERS = ("_rotating", "_repairing", "inferring", "plain", "gated", "_shared_server")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that share a server to the same worker, so that it starts once."""
-    for item in items:
-        shared = next((name for name in SERVERS if name in getattr(item, "fixturenames", ())), None)
-        if shared:
-            item.add_marker(pytest.mark.xdist_group(shared))
-
-
 def write_plugin(folder: Path, name: str, source: str) -> None:
     """Write a plugin of SGLang's into a folder; ``register`` in its source is called in every process."""
     (folder / f"{name}.py").write_text(source)
