@@ -43,6 +43,7 @@ def _kvflow(name: str, *flags: str, hints: bool = True, **env: str) -> Arm:
 
 _TLRU = '{"threshold": 8192, "next_prompt_estimate": 1024}'
 """Tokens that may be computed in time, and tokens of a next prompt; those of kvflow's own ``tlru``."""
+OURS = ("--host", "--port", "--api-key")
 PRESETS = {
     arm.name: arm
     for arm in (
@@ -90,16 +91,32 @@ def parse_arm(text: str) -> Arm:
         raise ConfigError(f"{text!r} is no arm: give the name of one ({', '.join(PRESETS)}) or NAME=SETTINGS")
     if not equals:
         return preset(name)
-    try:
-        words = shlex.split(settings)
-    except ValueError as error:
-        raise ConfigError(f"settings of arm {name!r}: {error}") from None
+    words = flag_words(settings, f"arm {name!r}")
     arm = Arm(name=name)
     for word in words:
         arm = _with(arm, word)
     if "--enable-kvflow" in arm.flags and not {"hints", "no-hints"} & set(words) and not settings.startswith("@"):
         arm = replace(arm, hints=True)
     return arm
+
+
+def flag_words(text: str, where: str) -> list[str]:
+    """Divide a command line into words.
+
+    Raises:
+        ConfigError: a quotation is open, or it says where a server listens or what key it wants.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} cannot be read: {error}") from None
+    for name in OURS:
+        if any(word.partition("=")[0] == name for word in words):
+            raise ConfigError(
+                f"{where} has {name}: leave it out; servers started for a replay listen on a free port of this "
+                "machine's loopback, without a key"
+            )
+    return words
 
 
 def preset(name: str) -> Arm:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from kvflow.errors import ConfigError
 from kvflow.patches.cpu import tokenizer
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
 from kvflow.patches.cpu.model import ModelSpec, build_model, llama_config
+from kvflow.replay.arms import flag_words
 from kvflow.replay.server import Engine
 from kvflow.sim import load_profile
 
@@ -54,7 +54,7 @@ class Sizes:
 def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """A tiny random model on the CPU engine, which is built in a folder."""
     model, spec = build_model(folder / "model"), ModelSpec()
-    own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *_words(flags, "--flags"))
+    own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *flag_words(flags, "--flags"))
     costs = asdict(load_profile("cpu").costs)  # what kvflow's predictions are weighed with; the defaults suit a GPU
     env: dict[str, str] = {}
     if sizes.link_bytes_s:
@@ -71,7 +71,7 @@ def gpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """The geometry of Llama 3.1 8B on a GPU; SGLang makes the weights up, on which speed does not depend."""
     model = folder / "llama-8b"
     write_geometry(model)
-    own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *_words(flags, "--flags"))
+    own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *flag_words(flags, "--flags"))
     context = _context(flags, "--flags") or LLAMA_8B.max_position
     return Engine(model=str(model), device="cuda", flags=own, host_flags=sizes.host_flags, context_tokens=context)
 
@@ -84,9 +84,10 @@ def user_engine(launch: str, sizes: Sizes) -> Engine:
         sizes: of the tiers.
 
     Raises:
-        ConfigError: there is no model among the flags, a quotation is open, or flags and sizes say the same thing.
+        ConfigError: there is no model among the flags, a quotation is open, flags and sizes say the same thing,
+            or an address or a key is among them.
     """
-    words = _words(launch, "--launch")
+    words = flag_words(launch, "--launch")
     model, words = _taken(words, "--model-path", "--model")
     if model is None:
         raise ConfigError("--launch has no --model-path: give the flags of sglang.launch_server")
@@ -111,7 +112,7 @@ def user_engine(launch: str, sizes: Sizes) -> Engine:
 
 def flag_value(flags: str, name: str) -> str | None:
     """Find the value of a flag in a command line; None if it is not there."""
-    return _taken(_words(flags, "--launch"), name)[0]
+    return _taken(flag_words(flags, "--launch"), name)[0]
 
 
 def write_geometry(folder: Path) -> None:
@@ -119,13 +120,6 @@ def write_geometry(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(llama_config(LLAMA_8B)))
     tokenizer.write_tokenizer(folder, max_position=LLAMA_8B.max_position)
-
-
-def _words(text: str, option: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{option} cannot be read: {error}") from None
 
 
 def _taken(words: list[str], *names: str) -> tuple[str | None, list[str]]:
@@ -140,7 +134,7 @@ def _taken(words: list[str], *names: str) -> tuple[str | None, list[str]]:
 
 
 def _context(flags: str, option: str) -> int | None:
-    value, _ = _taken(_words(flags, option), "--context-length")
+    value, _ = _taken(flag_words(flags, option), "--context-length")
     return int(value) if value is not None and value.isdecimal() else None
 
 

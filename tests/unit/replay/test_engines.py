@@ -50,6 +50,13 @@ def test_what_is_said_twice_is_refused(launch: str, sizes: Sizes) -> None:
         user_engine(f"--model-path m {launch}", sizes)
 
 
+@pytest.mark.parametrize("flag", ["--api-key sesame", "--api-key=sesame", "--port 30000", "--host 0.0.0.0"])
+def test_an_address_or_a_key_is_refused_and_not_repeated(flag: str) -> None:
+    with pytest.raises(ConfigError, match="leave it out") as refused:
+        user_engine(f"--model-path m {flag}", LEFT)
+    assert "sesame" not in str(refused.value)
+
+
 def test_the_context_is_that_of_the_model_or_of_the_flags(tmp_path: Path) -> None:
     sizes = Sizes(device_tokens=1024, host_tokens=0)
     assert cpu_engine(tmp_path, sizes).context_tokens == 65536
