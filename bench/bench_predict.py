@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from by_source import left_out, options_of, sources_of, write  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.predict.evaluate import evaluate  # noqa: E402
-from kvflow.trace import open_trace  # noqa: E402
+from kvflow.trace import BadRow, open_trace  # noqa: E402
 
 RESULT = HERE / "results" / "predict.json"
 PAGE = HERE.parent / "docs" / "prediction-results.md"
@@ -153,11 +154,16 @@ TABLES = (
 def render(result: dict[str, Any]) -> str:
     """The page."""
     git = result["git"]
-    told = f"Nothing is learned from one trace for the next. Commit {str(git['commit'])[:8]}, {result['created'][:10]}."
-    lines = [INTRO, textwrap.fill(told, 120)]
+    made = f"Nothing is learned from one trace for the next. Commit {str(git['commit'])[:8]}, {result['created'][:10]}."
+    lines = [INTRO, textwrap.fill(made, 120)]
     for table in TABLES:
         lines += table.render(result["sources"])
     return "\n".join(lines) + "\n"
+
+
+def told(source: str, row: BadRow) -> None:
+    """Say what of a trace could not be used."""
+    print(f"left out: {source}:{row.line}: {row.problem}")
 
 
 def main() -> None:
@@ -172,7 +178,7 @@ def main() -> None:
         result = {"bench": "predict", **circumstances(), "sources": {}}
         for name, path in sources_of(options):
             with left_out(name, path):
-                _, events = open_trace(path, lambda row: print(f"left out: {row.line}: {row.problem}"))
+                _, events = open_trace(path, partial(told, name))
                 result["sources"][name] = evaluate(events).to_dict()
                 write(result, options.json)
                 print(f"{name}: {result['sources'][name]['llm_calls']:,} LLM calls", flush=True)
