@@ -18,7 +18,7 @@ INTRO = """\
 # Simulated results
 
 Made by `bench/bench_simulate.py` from `bench/results/simulate.json`; do not edit. What is simulated, and what that can
-and cannot show, is said in [simulator.md](simulator.md).
+and cannot show, is said in [simulator.md](simulator.md); which orders are of older commits, in `bench/README.md`.
 
 *Time lost* is what a server spends on context that had been cached before: computing it again, or loading it back from
 the host. Tables show the time lost by each policy as a multiple of LRU's; after the dot, the share of the gap between

@@ -342,7 +342,8 @@ class Coordinator:
             return self._unclaimed or self._rank_leaf(node, UNKNOWN)
         version = self.claims.clock.version
         if owners.rank_version != version:
-            owners.rank = self._rank_leaf(node, owners.standing(self.claims.clock))
+            standing = owners.standing(self.claims.clock)
+            owners.rank, owners.cls = self._rank_leaf(node, standing), standing.cls
             owners.rank_version = version
         return owners.rank
 
@@ -352,7 +353,12 @@ class Coordinator:
 
     def class_of(self, node: Node) -> EvictionClass:
         """Order class a node is in now."""
-        return EvictionClass.PINNED if self._pinned(node) is not None else self.standing(node).cls
+        if self._pinned(node) is not None:
+            return EvictionClass.PINNED
+        owners = node.owners
+        if owners is not None and owners.rank_version == self.claims.clock.version:
+            return owners.cls
+        return self.standing(node).cls
 
     def _pinned(self, node: Node) -> float | None:
         if node.owners is None or not node.owners.pins:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kvflow.engine.claims import Claim, Clock, Role
-from kvflow.policy import Rank, Standing
+from kvflow.policy import EvictionClass, Rank, Standing
 
 _PRUNE_FLOOR = 16
 _MAX_IDLE_ROLES = 64
@@ -76,6 +76,7 @@ class Owners:
         since_s: when a claim was entered last, replaced, or forgotten because it had ended; the control plane's clock.
         pins: commands to keep it, by tenant and tier.
         rank: cached rank, valid while ``rank_version`` equals the version of the clock.
+        cls: order class it was given with.
     """
 
     end_tokens: int = 0
@@ -85,6 +86,7 @@ class Owners:
     since_s: float = 0.0
     pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
     rank: Rank = (0.0, 0.0)
+    cls: EvictionClass = EvictionClass.UNCLAIMED
     rank_version: int = -1
     _prune_at: int = _PRUNE_FLOOR
 

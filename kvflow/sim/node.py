@@ -31,7 +31,7 @@ class Node:
         end: position of its last page + 1, in pages.
         on_device, on_host, on_storage: where its pages are.
         locks: requests and transfers that need it on the device, and children that are locked.
-        device_children: children on the device.
+        device_children, host_children: children on the device, and on the host.
     """
 
     __slots__ = (
@@ -40,6 +40,7 @@ class Node:
         "end",
         "fetched",
         "hit_count",
+        "host_children",
         "host_locks",
         "key",
         "last_access_time",
@@ -58,7 +59,7 @@ class Node:
         self.end = end
         self.children: dict[tuple[int, int], Node] = {}
         self.on_device = self.on_host = self.on_storage = False
-        self.locks = self.host_locks = self.device_children = 0
+        self.locks = self.host_locks = self.device_children = self.host_children = 0
         self.last_access_time = 0.0
         self.hit_count = 0
         self.owners: Owners | None = None

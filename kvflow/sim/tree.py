@@ -53,6 +53,7 @@ class RadixTree:
         self._device_leaves: dict[Node, None] = {}
         self._host_leaves: dict[Node, None] = {}
         self._storage_leaves: dict[Node, None] = {}
+        self._tiered = False  # nothing has ever been below the device
 
     @property
     def evictable_pages(self) -> int:
@@ -169,14 +170,17 @@ class RadixTree:
     def set_host(self, node: Node) -> None:
         """A copy of the node has arrived on the host."""
         if not node.on_host:
-            node.on_host = True
+            node.on_host = self._tiered = True
             self.host_pages += node.key.pages
+            parent = _parent(node)
+            parent.host_children += 1
             self._classify(node)
+            self._classify(parent)
 
     def set_storage(self, node: Node) -> None:
         """A copy of the node has arrived on storage."""
         if not node.on_storage:
-            node.on_storage = True
+            node.on_storage = self._tiered = True
             self.storage_pages += node.key.pages
             self._classify(node)
 
@@ -246,8 +250,11 @@ class RadixTree:
         self._on_evicted(node, "host")
         node.on_host = False
         self.host_pages -= node.key.pages
+        parent = _parent(node)
+        parent.host_children -= 1
         self._inherit(node)
         self._classify(node)
+        self._classify(parent)
         self._drop_if_gone(node)
 
     def _leave_storage(self, node: Node) -> None:
@@ -278,14 +285,14 @@ class RadixTree:
         if node.parent is None:
             return
         _put(self._device_leaves, node, node.on_device and not node.locks and not node.device_children)
+        if self._tiered:
+            self._classify_below(node)
+
+    def _classify_below(self, node: Node) -> None:
         on_host_alone = node.on_host and not node.on_device and not node.host_locks and not node.locks
-        _put(self._host_leaves, node, on_host_alone and not any(c.on_host for c in node.children.values()))
+        _put(self._host_leaves, node, on_host_alone and not node.host_children)
         on_storage_alone = node.on_storage and not node.on_host and not node.on_device
         _put(self._storage_leaves, node, on_storage_alone and not node.children)
-        parent = node.parent
-        if parent.parent is not None and not parent.on_device:
-            on_host_alone = parent.on_host and not parent.host_locks and not parent.locks
-            _put(self._host_leaves, parent, on_host_alone and not any(c.on_host for c in parent.children.values()))
 
     def _split(self, child: Node, pages: int) -> Node:
         """Divide a node; returns its upper part, of ``pages`` pages."""
@@ -298,7 +305,7 @@ class RadixTree:
         child.last_access_time = self._time  # SGLang takes being split for being used
         upper.hit_count = child.hit_count
         upper.locks = 1 if child.locks else 0
-        upper.device_children = int(child.on_device)
+        upper.device_children, upper.host_children = int(child.on_device), int(child.on_host)
         parent.children[head[0][0], head[0][1]] = upper
         upper.children[tail[0][0], tail[0][1]] = child
         child.key = Span(tail, child.key.pages - pages, self.page_tokens)

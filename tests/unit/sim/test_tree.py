@@ -169,6 +169,7 @@ def recount(checked: Checked) -> None:
     for node in [tree.root, *found]:
         children = list(node.children.values())
         assert node.device_children == sum(child.on_device for child in children)
+        assert node.host_children == sum(child.on_host for child in children)
         own = sum(held is node for held in checked.held) + (node is tree.root)
         assert node.locks == own + sum(child.locks > 0 for child in children)
         for key, child in node.children.items():
