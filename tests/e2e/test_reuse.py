@@ -108,7 +108,7 @@ def test_what_was_spliced_reaches_no_exact_request(
         "KVFLOW_REUSE__ENTROPY": "1",
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(tmp_path),
     }
-    agents, documents = ("first", "second", "third"), [text(f"document {n}", DOCUMENT) for n in range(4)]
+    agents, documents = ("first", "second", "third"), [text(f"document {n}", DOCUMENT) for n in range(3)]
     tail = text("long tail", 100)
     wanted = {(a, d): exact(rotating, a, d, tail)["text"] for a in agents for d in documents}
     with start("--enable-kvflow", "--max-total-tokens", "4096", *flags, env=env, tensor_parallel=ranks) as server:
