@@ -113,7 +113,7 @@ def test_what_was_spliced_reaches_no_exact_request(
     wanted = {(a, d): exact(rotating, a, d, tail)["text"] for a in agents for d in documents}
     with start("--enable-kvflow", "--max-total-tokens", "4096", *flags, env=env, tensor_parallel=ranks) as server:
         spliced = {(a, d): ask(server, a, d, tail=tail)["text"] for d in documents for a in agents}
-        assert reuse(server)["spliced"] >= 4
+        assert reuse(server)["spliced"] >= len(documents)
         assert spliced != wanted, "nothing was approximated, so that nothing could have leaked"
         assert {(a, d): exact(server, a, d, tail)["text"] for a in agents for d in documents} == wanted
         for number in range(12):
