@@ -36,7 +36,7 @@ class Random(CostPolicy):
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank by what says nothing about the future, but is the same on every rank."""
-        return (0.0, float(hash((leaf.standing.end_tokens, leaf.tokens)) % 9973))
+        return (0.0, float(hash((leaf.end_tokens, leaf.tokens)) % 9973))
 
 
 class Stale(CostPolicy):
@@ -52,7 +52,7 @@ class Stale(CostPolicy):
         """Rank as the first time."""
         if len(self._first) > _REMEMBERED:
             self._first.clear()
-        place = (leaf.standing.context_tokens, leaf.standing.end_tokens)
+        place = (leaf.standing.context_tokens, leaf.end_tokens)
         return self._first.setdefault(place, super().rank(leaf))
 
 

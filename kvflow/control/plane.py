@@ -140,7 +140,7 @@ class ControlPlane:
                 self._retire(workflow, intake, ended=False)
             elif workflow.workflow_id in self.threads and _unlikely(workflow.sent):
                 self._retire(workflow, intake)
-            elif workflow.expire_pins(now_s) or now_s >= workflow.revisit_s:
+            elif (workflow.pins and workflow.expire_pins(now_s)) or now_s >= workflow.revisit_s:
                 self._predict(workflow, intake)
         for workflow_type, state in list(self._types.items()):
             if state.live and now_s >= state.revisit_s:

@@ -18,8 +18,11 @@ class Tier(StrEnum):
     STORAGE = "storage"
 
 
+_PLACES = {(tier, cls): f"{tier}/{cls.name.lower()}" for tier in (Tier.DEVICE, Tier.HOST) for cls in EvictionClass}
+
+
 def _by_tier_and_class() -> dict[str, int]:
-    return {f"{tier}/{cls.name.lower()}": 0 for tier in (Tier.DEVICE, Tier.HOST) for cls in EvictionClass}
+    return dict.fromkeys(_PLACES.values(), 0)
 
 
 @dataclass(slots=True)
@@ -132,7 +135,7 @@ class Accounting:
 
     def evicted(self, tier: Tier, cls: EvictionClass, tokens: int) -> None:
         """Count tokens that left a tier."""
-        self.counters.evicted_tokens[f"{tier}/{cls.name.lower()}"] += tokens
+        self.counters.evicted_tokens[_PLACES[tier, cls]] += tokens
 
     def loaded_back(self, tokens: int) -> None:
         """Count one host-to-device load."""

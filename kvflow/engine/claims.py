@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvflow.engine.ports import Node
+from kvflow.policy import Standing
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _MAX_ROLES = 65_536
@@ -119,8 +120,9 @@ class Role:
         if self._version != clock.version:
             self._version = clock.version
             self._steps = self.steps
-            self._rate_hz = sum(claim.rate_hz(clock) for claim in self.claims)
-            self._next_s = min((claim.next_s(clock) for claim in self.claims if claim.expected), default=None)
+            outlooks = [outlook for claim in self.claims if (outlook := claim.outlook(clock)) is not None]
+            self._rate_hz = sum(likelihood / next_s for likelihood, next_s in outlooks)
+            self._next_s = min((next_s for _, next_s in outlooks), default=None)
         return self._steps, self._rate_hz, self._next_s
 
 
@@ -144,6 +146,7 @@ class Claim:
         context_tokens: length of its latest prompt.
         tail_tokens: length of that prompt's dynamic tail.
         stamp: the role's when that prompt was tagged.
+        tail_standing: of nodes in its dynamic tail that nobody else claims, with the clock's version it is valid for.
     """
 
     role: Role
@@ -163,6 +166,9 @@ class Claim:
     context_tokens: int = 0
     tail_tokens: int = 0
     stamp: int = 0
+    tail_standing: tuple[int, Standing] | None = None
+    _version: int = -1
+    _outlook: tuple[float, float] | None = None
 
     @property
     def keeps_tail(self) -> bool:
@@ -200,9 +206,20 @@ class Claim:
             return clock.until(self.due_s + clock.queue_s)
         return (self.steps or 0.0) * _STEP_S + _SOON_S
 
+    def outlook(self, clock: Clock) -> tuple[float, float] | None:
+        """Likelihood of the next use and seconds until then; None when none is expected.
+
+        Cost: O(1), next to nothing when nothing has changed since the last call.
+        """
+        if self._version != clock.version:
+            self._version = clock.version
+            self._outlook = (self.likelihood, self.next_s(clock)) if self.expected else None
+        return self._outlook
+
     def rate_hz(self, clock: Clock) -> float:
         """Expected uses per second until then; 0 when none is expected."""
-        return self.likelihood / self.next_s(clock) if self.expected else 0.0
+        outlook = self.outlook(clock)
+        return outlook[0] / outlook[1] if outlook is not None else 0.0
 
     def answered(self, clock: Clock) -> None:
         """Its request has been answered: what was predicted for afterwards begins, before anyone has to say so."""

@@ -174,7 +174,9 @@ class Coordinator:
             held.role.stamp += 1
             held.stamp = held.role.stamp
             self._learn(held, path, fixed_tokens)
-        held.placed = held.since_s is not None
+        if held.placed != (held.since_s is not None):
+            held.placed = not held.placed
+            clock.version += 1
         self._enter(held, path, fixed_tokens)
 
     def found(self, claim: Claim, lost: Node, path: Sequence[tuple[Node, int]]) -> None:
@@ -243,7 +245,7 @@ class Coordinator:
                 break
             owners.hold_tail(held, self.claims.clock.now_s)
         tip, held.tip = held.tip, path[0][0]
-        held.context_tokens = path[0][1]
+        held.context_tokens, held.tail_standing = path[0][1], None
         held.tail_tokens = max(0, path[0][1] - fixed_tokens)
         held.tail_pending |= path[0][1] > fixed_tokens
         if tip is not None and tip is not joined:
@@ -374,6 +376,7 @@ class Coordinator:
             Leaf(
                 standing=standing,
                 tokens=len(node.key),
+                end_tokens=0 if node.owners is None else node.owners.end_tokens,
                 hits=node.hit_count,
                 age=age,
                 backed_up=self._backed_up(node) if backed_up is None else backed_up,

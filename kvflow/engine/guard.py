@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -171,18 +172,22 @@ class Guard:
         regret, unit = self.regret, self._unit_tokens
         weight = unit * self._sample
         actual_s = shadow_s = 0.0
-        for index in sampled:
+        found = bisect_left(sampled, device_end // unit)  # on the device; of these only what LRU lacks counts
+        missing = set(self._device.missing(digests[index] for index in sampled))
+        lost = [index for index in sampled[:found] if digests[index] in missing] if missing else []
+        for index in (*lost, *sampled[found:]):
             digest, end = digests[index], (index + 1) * unit
-            on_device = digest in self._device
+            on_device = digest not in missing
             is_cached, was_cached = end <= cached_end, on_device or digest in self._host
             if not is_cached and (digest not in self._seen or self._device.holds(digest)):
                 continue  # new, or a request that runs is computing it, so no order has lost it
             regret.gained_tokens += weight * (is_cached and not was_cached)
             regret.lost_tokens += weight * (was_cached and not is_cached)
+            miss_s = self._miss_s(end, backed_up=is_cached)
             if end > device_end:
-                actual_s += self._miss_s(end, backed_up=is_cached)
+                actual_s += miss_s
             if not on_device:
-                shadow_s += self._miss_s(end, backed_up=was_cached)
+                shadow_s += miss_s if was_cached == is_cached else self._miss_s(end, backed_up=was_cached)
         return actual_s, shadow_s
 
     def _remember(self, digests: Sequence[int]) -> None:

@@ -167,7 +167,13 @@ class Owners:
         self._prune_at = max(_PRUNE_FLOOR, 2 * max(len(self.claims), len(self.fixed)))
 
     def standing(self, clock: Clock) -> Standing:
-        """Add up the claims: minimum of steps and times, sum of rates, over sharers and concurrent workflows."""
+        """Add up the claims: minimum of steps and times, sum of rates, over sharers and concurrent workflows.
+
+        Cost: O(claims and roles), O(1) for another node in the tail of the same claim alone.
+        """
+        alone = self._alone()
+        if alone is not None and alone.tail_standing is not None and alone.tail_standing[0] == clock.version:
+            return alone.tail_standing[1]
         fixed_steps = tail_steps = next_s = None
         rate_hz = probability = 0.0
         context_tokens = 0
@@ -186,32 +192,42 @@ class Owners:
         for claim, is_fixed in self.claims.items():
             pinned |= claim.pinned
             context_tokens = max(context_tokens, claim.context_tokens)
-            if claim.steps is not None:
-                if is_fixed:
-                    fixed_steps = _least(fixed_steps, claim.steps)
-                elif claim.keeps_tail:
-                    tail_steps = _least(tail_steps, claim.steps)
-            if not claim.expected or (is_fixed and self._counted(claim)):
-                continue
             if not (is_fixed or claim.keeps_tail):
                 continue
+            if is_fixed:
+                fixed_steps = _least(fixed_steps, claim.steps)
+            else:
+                tail_steps = _least(tail_steps, claim.steps)
+            outlook = claim.outlook(clock)
+            if outlook is None or (is_fixed and self._counted(claim)):
+                continue
+            likelihood, claim_next_s = outlook
             kept = 1.0 if is_fixed else claim.role.tail_probability
-            rate_hz += kept * claim.rate_hz(clock)
-            next_s = _least(next_s, claim.next_s(clock))
-            probability = max(probability, kept * claim.likelihood)
-        return Standing(
+            rate_hz += kept * (likelihood / claim_next_s)
+            next_s = _least(next_s, claim_next_s)
+            probability = max(probability, kept * likelihood)
+        standing = Standing(
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,
             pinned=pinned,
             retired=not self.superseded and all(map(_for_good, self.claims)) and not self._wanted(),
             superseded=self.superseded,
-            idle_s=clock.now_s - self._idle_since_s(),
+            idle_s=clock.now_s - self._idle_since_s() if not rate_hz else 0.0,
             rate_hz=rate_hz,
             next_s=next_s,
             probability=probability,
             context_tokens=context_tokens,
-            end_tokens=self.end_tokens,
         )
+        if alone is not None and rate_hz:  # else it depends on when this node was used
+            alone.tail_standing = clock.version, standing
+        return standing
+
+    def _alone(self) -> Claim | None:
+        """The claim in whose tail the node is, if nobody else has anything to do with it."""
+        if self.fixed or self.superseded or len(self.claims) != 1:
+            return None
+        ((claim, is_fixed),) = self.claims.items()
+        return None if is_fixed else claim
 
     def _idle_since_s(self) -> float:
         return max([self.since_s, *(claim.ended_s for claim in self.claims if claim.retired)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class ShadowLRU:
@@ -34,6 +34,11 @@ class ShadowLRU:
         """Whether a running request uses it."""
         return digest in self._held
 
+    def missing(self, sampled: Iterable[int]) -> list[int]:
+        """What of so many digests it does not have."""
+        kept, held = self._kept, self._held
+        return [digest for digest in sampled if digest not in kept and digest not in held]
+
     def hold(self, sampled: Sequence[int], capacity: int, group: int, rest: float = 0.0) -> None:
         """A request that starts takes its prompt, and pushes out what no longer fits.
 
@@ -45,7 +50,7 @@ class ShadowLRU:
         """
         kept, held = self._kept, self._held
         self._rest_held += rest
-        missing = [digest for digest in sampled if digest not in kept and digest not in held]
+        missing = self.missing(sampled)
         self._divide(sampled)
         for digest in sampled:
             held[digest] = held.get(digest, 0) + 1
@@ -78,8 +83,7 @@ class ShadowLRU:
                 held[digest] = count
                 continue
             held.pop(digest, None)
-            kept[digest] = None
-            kept.move_to_end(digest)
+            kept[digest] = None  # what was held was not among them, so it comes last
         tip = new[-1] if new else sampled[-1] if sampled else None
         if rest and tip in kept:
             self._rest_kept += rest - self._rests.get(tip, 0.0)

@@ -36,7 +36,7 @@ class CostPolicy:
         """Rank by class, then by value density."""
         standing = leaf.standing
         if standing.rate_hz > 0:
-            position = standing.end_tokens - leaf.tokens // 2
+            position = leaf.end_tokens - leaf.tokens // 2
             saved_s = self._costs.saved_token_s(position, backed_up=leaf.backed_up)
             return (EvictionClass.TAIL, standing.rate_hz * saved_s)
         if standing.retired or standing.superseded:

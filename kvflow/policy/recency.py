@@ -59,5 +59,5 @@ class TLRUPolicy:
     def rank(self, leaf: Leaf) -> Rank:
         """Rank what is safe to lose first."""
         keep_tokens = leaf.standing.context_tokens + self._next_prompt_tokens - self._threshold_tokens
-        without = leaf.standing.end_tokens - leaf.tokens
+        without = leaf.end_tokens - leaf.tokens
         return (EvictionClass.UNCLAIMED, without < max(keep_tokens, 0) or not leaf.standing.context_tokens)

@@ -37,12 +37,12 @@ class Standing:
         pinned: at least one live claim on the node is softly pinned.
         retired: the node has been claimed, and every workflow that did so has ended.
         superseded: every state it was part of has been replaced by a newer one.
-        idle_s: seconds since then, since the last of its workflows ended, or since a prompt used it: the last of them.
+        idle_s: seconds since then, since the last of its workflows ended, or since a prompt used it: the last of them;
+            0 while a use is expected.
         rate_hz: expected uses per second, the sum over claims of probability / time to next use.
         next_s: least expected time to a next use in seconds; None when none is expected.
         probability: that it is used again at all, the largest over its claims.
         context_tokens: length of the longest context it is part of.
-        end_tokens: position of its last token + 1.
     """
 
     fixed_steps: float | None = None
@@ -55,7 +55,6 @@ class Standing:
     next_s: float | None = None
     probability: float = 0.0
     context_tokens: int = 0
-    end_tokens: int = 0
 
     @property
     def cls(self) -> EvictionClass:
@@ -82,6 +81,7 @@ class Leaf:
     Attributes:
         standing: what its claims add up to.
         tokens: its length.
+        end_tokens: position of its last token + 1; known for nodes with claims only.
         hits: how often it was found in the cache.
         age: its place among the leaves by recency, 1 for the one unused longest, 0 for the latest.
         backed_up: losing it here costs a load from the next tier, not a computation.
@@ -89,6 +89,7 @@ class Leaf:
 
     standing: Standing
     tokens: int
+    end_tokens: int = 0
     hits: int = 0
     age: float = 0.0
     backed_up: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import multiprocessing
 import signal
@@ -180,10 +181,14 @@ def compare(
     runs: list[Run] = []
     calls = 0
     todo = _in_turn(plan, workload, tasks, lambda done: on_progress(len(runs), calls + done))
-    for run in todo if jobs <= 1 else _side_by_side(plan, workload, tasks, jobs):
-        runs.append(run)
-        calls += int(run.measures["calls"])
-        on_progress(len(runs), calls)
+    gc.freeze()  # or every collection goes through all programs, which takes half of the time
+    try:
+        for run in todo if jobs <= 1 else _side_by_side(plan, workload, tasks, jobs):
+            runs.append(run)
+            calls += int(run.measures["calls"])
+            on_progress(len(runs), calls)
+    finally:
+        gc.unfreeze()
     position = {task: index for index, task in enumerate(tasks)}
     return sorted(runs, key=lambda run: position[run.setup, run.policy, run.seed])
 

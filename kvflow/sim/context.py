@@ -6,7 +6,7 @@ pieces meet, all of them. Equal identities are equal tokens. A *run* is a stretc
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -160,14 +160,13 @@ class Pager:
 
 def runs_between(context: Context, start: int, end: int) -> list[Run]:
     """Runs of the pages from ``start`` to ``end``."""
-    runs = []
-    index = bisect_right(context.run_ends, start)
-    while start < end:
-        identity, first, pages = context.runs[index]
-        run_end = context.run_ends[index]
-        offset = pages - (run_end - start)
-        take = min(run_end, end) - start
-        runs.append((identity, first + offset, take))
-        start += take
-        index += 1
+    if start >= end:
+        return []
+    index, last = bisect_right(context.run_ends, start), bisect_left(context.run_ends, end)
+    runs = context.runs[index : last + 1]
+    identity, first, pages = runs[-1]
+    runs[-1] = identity, first, pages - (context.run_ends[last] - end)
+    identity, first, pages = runs[0]
+    before = start - (context.run_ends[index - 1] if index else 0)
+    runs[0] = identity, first + before, pages - before
     return runs

@@ -182,9 +182,9 @@ class Memory:
             self.tree.evict_host(short)
         return pages <= self.host_pages - self.tree.host_pages
 
-    def _count_evicted(self, node: Node, tier: str) -> None:
-        self.on_left(node, Tier(tier))
-        self._accounting.evicted(Tier(tier), self._coordinator.class_of(node), len(node.key))
+    def _count_evicted(self, node: Node, tier: Tier) -> None:
+        self.on_left(node, tier)
+        self._accounting.evicted(tier, self._coordinator.class_of(node), len(node.key))
 
 
 def _between(node: Node, start_pages: int) -> list[Node]:

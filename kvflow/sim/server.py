@@ -146,15 +146,14 @@ class Server:
         while not device.on_device:
             assert device.parent is not None
             device = device.parent
-        tree.lock(node)
         need = ceil(request.goal / memory.page_tokens) - device.end
         together = len(self._running) + admitted + 1
         reserve = max(together, self._profile.reserve_tokens * together // memory.page_tokens)
         alone = not self._running and not admitted
-        available = memory.available_pages
+        available = memory.available_pages - tree.unlocked_pages(device)
         if need > available or (need + reserve > available and not alone):
-            tree.unlock(node)
             return False
+        tree.lock(node)
         if node is not device:
             memory.make_room(node.end - device.end)
             request.load_until_s = memory.load_back(node, device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from kvflow.engine import Coordinator
+from kvflow.engine import Coordinator, Tier
 from kvflow.sim.context import Context, runs_between
 from kvflow.sim.node import Node, Span, common_pages, cut, first_page
 
@@ -18,7 +18,7 @@ _STEP = 1e-5
 """How much older than its child a parent is, when one prompt touches both."""
 
 
-OnEvicted = Callable[[Node, str], None]
+OnEvicted = Callable[[Node, Tier], None]
 """Called with a node and the tier it leaves, before it does."""
 
 
@@ -154,6 +154,14 @@ class RadixTree:
             self._host_leaves.pop(current, None)
             current = current.parent
 
+    def unlocked_pages(self, node: Node) -> int:
+        """Pages of a node on the device, and of all above, that nobody has locked: those that locking it protects."""
+        pages = 0
+        while not node.locks:
+            pages += node.key.pages
+            node = _parent(node)
+        return pages
+
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock`."""
         current: Node | None = node
@@ -191,10 +199,11 @@ class RadixTree:
             self.device_pages += node.key.pages
             if node.locks:
                 self.protected_pages += node.key.pages
-            if node.parent is not None:
-                node.parent.device_children += 1
-                self._classify(node.parent)
-            self._classify(node)
+            parent = _parent(node)
+            parent.device_children += 1
+            if not node.locks:  # else neither can leave
+                self._classify(parent)
+                self._classify(node)
 
     def evict_device(self, pages: int) -> int:
         """Free at least so many pages of the device, if there are as many to free; returns how many were."""
@@ -236,7 +245,7 @@ class RadixTree:
         return freed
 
     def _leave_device(self, node: Node) -> None:
-        self._on_evicted(node, "device")
+        self._on_evicted(node, Tier.DEVICE)
         node.on_device = False
         self.device_pages -= node.key.pages
         parent = _parent(node)
@@ -247,7 +256,7 @@ class RadixTree:
         self._drop_if_gone(node)
 
     def _leave_host(self, node: Node) -> None:
-        self._on_evicted(node, "host")
+        self._on_evicted(node, Tier.HOST)
         node.on_host = False
         self.host_pages -= node.key.pages
         parent = _parent(node)
@@ -259,6 +268,7 @@ class RadixTree:
 
     def _leave_storage(self, node: Node) -> None:
         node.on_storage = False
+        del self._storage_leaves[node]
         self.storage_pages -= node.key.pages
         self._inherit(node)
         self._classify(node)
@@ -281,18 +291,21 @@ class RadixTree:
             self._drop_if_gone(parent)
 
     def _classify(self, node: Node) -> None:
-        """Keep the sets of what could be evicted from each tier up to date."""
-        if node.parent is None:
-            return
-        _put(self._device_leaves, node, node.on_device and not node.locks and not node.device_children)
+        """Keep the sets of what could be evicted from each tier up to date; what is locked is in none of the first two.
+
+        The root is always locked.
+        """
+        if not node.locks:
+            _put(self._device_leaves, node, node.on_device and not node.device_children)
         if self._tiered:
             self._classify_below(node)
 
     def _classify_below(self, node: Node) -> None:
-        on_host_alone = node.on_host and not node.on_device and not node.host_locks and not node.locks
-        _put(self._host_leaves, node, on_host_alone and not node.host_children)
-        on_storage_alone = node.on_storage and not node.on_host and not node.on_device
-        _put(self._storage_leaves, node, on_storage_alone and not node.children)
+        below = not node.on_device
+        if not node.locks:
+            _put(self._host_leaves, node, below and node.on_host and not node.host_locks and not node.host_children)
+        if node.on_storage:
+            _put(self._storage_leaves, node, below and not node.on_host and not node.children)
 
     def _split(self, child: Node, pages: int) -> Node:
         """Divide a node; returns its upper part, of ``pages`` pages."""
@@ -320,8 +333,8 @@ class RadixTree:
 def _put(leaves: dict[Node, None], node: Node, belongs: bool) -> None:
     if belongs:
         leaves[node] = None
-    else:
-        leaves.pop(node, None)
+    elif node in leaves:
+        del leaves[node]
 
 
 def _parent(node: Node) -> Node:

@@ -7,20 +7,21 @@ import pytest
 from kvflow.errors import ConfigError
 from kvflow.policy import POLICIES, EvictionClass, Leaf, ServingCosts, Standing, make_policy
 
-DUE_SOON = Standing(tail_steps=0, rate_hz=2.0, next_s=0.5, probability=0.9, context_tokens=4096, end_tokens=4096)
-DUE_LATE = Standing(tail_steps=3, rate_hz=0.1, next_s=10.0, probability=0.9, context_tokens=4096, end_tokens=4096)
-DOUBTFUL = Standing(tail_steps=0, rate_hz=0.2, next_s=0.5, probability=0.1, context_tokens=4096, end_tokens=4096)
-FIXED = Standing(fixed_steps=9, rate_hz=0.01, next_s=100.0, probability=1.0, context_tokens=4096, end_tokens=1024)
-RETIRED = Standing(retired=True, end_tokens=4096)
-SUPERSEDED = Standing(superseded=True, end_tokens=4096)
-UNCLAIMED = Standing(end_tokens=4096)
-PINNED = Standing(tail_steps=0, pinned=True, rate_hz=0.1, next_s=10.0, probability=0.9, end_tokens=4096)
+DUE_SOON = Standing(tail_steps=0, rate_hz=2.0, next_s=0.5, probability=0.9, context_tokens=4096)
+DUE_LATE = Standing(tail_steps=3, rate_hz=0.1, next_s=10.0, probability=0.9, context_tokens=4096)
+DOUBTFUL = Standing(tail_steps=0, rate_hz=0.2, next_s=0.5, probability=0.1, context_tokens=4096)
+FIXED = Standing(fixed_steps=9, rate_hz=0.01, next_s=100.0, probability=1.0, context_tokens=4096)
+RETIRED = Standing(retired=True)
+SUPERSEDED = Standing(superseded=True)
+UNCLAIMED = Standing()
+PINNED = Standing(tail_steps=0, pinned=True, rate_hz=0.1, next_s=10.0, probability=0.9)
 
 
 def order(policy: str, *standings: Standing, **fields: object) -> list[Standing]:
     """Standings in the order in which they leave."""
     made = make_policy(policy)
-    return sorted(standings, key=lambda standing: made.rank(Leaf(standing=standing, tokens=512, **fields)))
+    fields = {"tokens": 512, "end_tokens": 4096} | fields
+    return sorted(standings, key=lambda standing: made.rank(Leaf(standing=standing, **fields)))
 
 
 def test_cost_evicts_what_is_over_then_replaced_then_unclaimed_then_by_rate() -> None:
@@ -29,7 +30,7 @@ def test_cost_evicts_what_is_over_then_replaced_then_unclaimed_then_by_rate() ->
 
 
 def test_cost_tells_fixed_prompts_from_tails_by_value_alone() -> None:
-    wanted = Standing(fixed_steps=1, rate_hz=9.0, next_s=1.0, probability=1.0, end_tokens=1024)
+    wanted = Standing(fixed_steps=1, rate_hz=9.0, next_s=1.0, probability=1.0)
     assert order("cost", wanted, DUE_SOON, FIXED, DUE_LATE) == [FIXED, DUE_LATE, DUE_SOON, wanted]
 
 
@@ -42,9 +43,8 @@ def test_cost_knows_that_a_load_is_cheaper_than_a_computation() -> None:
 
 def test_cost_knows_that_deep_tokens_take_longer_to_compute() -> None:
     policy = make_policy("cost")
-    deep = Standing(tail_steps=0, rate_hz=1.0, next_s=1.0, probability=1.0, end_tokens=100_000)
-    shallow = Standing(tail_steps=0, rate_hz=1.0, next_s=1.0, probability=1.0, end_tokens=1_000)
-    assert policy.rank(Leaf(standing=shallow, tokens=512)) < policy.rank(Leaf(standing=deep, tokens=512))
+    shallow, deep = (Leaf(standing=DUE_SOON, tokens=512, end_tokens=end) for end in (1_000, 100_000))
+    assert policy.rank(shallow) < policy.rank(deep)
 
 
 @pytest.mark.parametrize("state", ["retired", "superseded"])
@@ -87,9 +87,9 @@ def test_lfu_and_slru_go_by_hits() -> None:
 
 def test_tlru_lets_go_of_what_a_next_prompt_can_do_without() -> None:
     policy = make_policy("tlru")
-    long = Standing(tail_steps=0, context_tokens=32_768, end_tokens=32_768, rate_hz=1.0, next_s=1.0, probability=1.0)
-    start = Standing(tail_steps=0, context_tokens=32_768, end_tokens=8_192, rate_hz=1.0, next_s=1.0, probability=1.0)
-    assert policy.rank(Leaf(standing=long, tokens=512)) < policy.rank(Leaf(standing=start, tokens=512))
+    context = Standing(tail_steps=0, context_tokens=32_768, rate_hz=1.0, next_s=1.0, probability=1.0)
+    start, end = (Leaf(standing=context, tokens=512, end_tokens=end) for end in (8_192, 32_768))
+    assert policy.rank(end) < policy.rank(start)
 
 
 def test_belady_evicts_what_is_used_last_or_never() -> None:
