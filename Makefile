@@ -45,7 +45,7 @@ types: $(READY)  ## pyright; needs node, so it is not part of `make test`
 	@$(BIN)/pyright
 
 unit: $(READY)  ## everything that needs no SGLang, in seconds
-	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/client tests/test_house.py
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit tests/property tests/client tests/test_house.py
 
 test: $(READY) $(OLD_SGLANG)/.ready $(FRAMEWORKS)/.ready lint unit  ## every test
 	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q tests/client/test_frameworks.py

@@ -107,7 +107,7 @@ def test_the_demo_runs_and_kvflow_computes_and_loads_less(tmp_path: Path) -> Non
         "--rounds",
         "1",
         "--workflows",
-        "6",
+        "4",
         "--json",
         "--folder",
         str(tmp_path),

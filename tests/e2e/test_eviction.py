@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from kvflow.hints import step_action
+from tests.e2e.conftest import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -201,27 +202,39 @@ def test_hundreds_of_workflows_leave_nothing_behind(server: Any) -> None:
     assert server.get("stats")["total"]["live_workflows"] == 0
 
 
-@pytest.mark.beside
-def test_without_a_host_tier_the_next_agent_survives(start: Callable[..., Any]) -> None:
-    with start("--enable-kvflow", "--max-total-tokens", "2048") as server:
-        survivors = {}
-        for policy in ("lru", "steps"):
-            server.set_policy(policy)
-            server.fresh()
-            prompts = prepare(server)
-            flood(server, 3 * FIXED_TOKENS, f"d{policy}")
-            survivors[policy] = cached(server, prompts["near"])["device"]
-        assert survivors == {"lru": 0, "steps": FIXED_TOKENS}
-
-
-@pytest.mark.beside
-def test_what_a_retracted_request_computes_again_is_counted(start: Callable[..., Any]) -> None:
+@pytest.fixture(scope="module")
+def _without_host(start: Callable[..., Any]) -> Iterator[Server]:
     env = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"}
-    with start("--enable-kvflow", "--max-total-tokens", "2048", env=env) as server, ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda i: server.generate(text(f"long{i}", 96), tokens=60), range(4)))
-        retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
-        total = server.get("stats")["total"]
-        running = server.get("status")["replicas"][0]["guard"]["running"]
+    with start("--enable-kvflow", "--max-total-tokens", "2048", env=env) as server:
+        yield server
+
+
+@pytest.fixture
+def without_host(_without_host: Server) -> Server:
+    """A server without a host tier, which retracts requests that run beside others now and then."""
+    _without_host.fresh()
+    return _without_host
+
+
+@pytest.mark.beside
+def test_without_a_host_tier_the_next_agent_survives(without_host: Server) -> None:
+    survivors = {}
+    for policy in ("lru", "steps"):
+        without_host.set_policy(policy)
+        without_host.fresh()
+        prompts = prepare(without_host)
+        flood(without_host, 3 * FIXED_TOKENS, f"d{policy}")
+        survivors[policy] = cached(without_host, prompts["near"])["device"]
+    assert survivors == {"lru": 0, "steps": FIXED_TOKENS}
+
+
+@pytest.mark.beside
+def test_what_a_retracted_request_computes_again_is_counted(without_host: Server) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda i: without_host.generate(text(f"long{i}", 96), tokens=60), range(4)))
+    retractions = sum(answer["meta_info"]["num_retractions"] for answer in answers)
+    total = without_host.get("stats")["total"]
+    running = without_host.get("status")["replicas"][0]["guard"]["running"]
     assert retractions > 0
     assert total["requests"] == 4
     # Each retry computes a prompt of 96 tokens and up to 60 of its answer, less what is still cached.

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,20 @@ def test_connections_outlive_the_idle_time_of_http_clients(server: Server) -> No
         assert sockets[0] is sockets[1]
 
 
-def test_installed_but_off_nothing_of_kvflow_is_there(start: Callable[..., Any]) -> None:
+@pytest.fixture(scope="module")
+def stock(start: Callable[..., Any]) -> Iterator[Server]:
+    """SGLang without kvflow, which is installed, and with the memory of the shared server."""
     with start(*HOST_TIER, "--max-total-tokens", "2048") as server:
-        assert server.client.get("/kvflow/v1/status").status_code == 404
-        assert not any(line.startswith("kvflow_") for line in server.client.get("/metrics").text.splitlines())
-        hinted = server.generate("hello", kv_hints=envelope([step_action(workflow_id="w", agent="a")]))
-        assert hinted["output_ids"]
-        log = server.log.read_text()
+        yield server
+
+
+def test_installed_but_off_nothing_of_kvflow_is_there(stock: Server) -> None:
+    assert stock.client.get("/kvflow/v1/status").status_code == 404
+    assert not any(line.startswith("kvflow_") for line in stock.client.get("/metrics").text.splitlines())
+    hinted = stock.generate("hello", kv_hints=envelope([step_action(workflow_id="w", agent="a")]))
+    assert hinted["output_ids"]
+    log = stock.log.read_text()
+    assert "KvflowTreeCore" not in log
     assert "source=registered('kvflow')" not in log
     hooked = set(re.findall(r"Applied \d+ hook\(s\) to (\S+) \(from: kvflow", log))
     cpu_engine = {target.target for target in cpu.TARGETS}
@@ -94,7 +101,7 @@ def test_installed_but_off_nothing_of_kvflow_is_there(start: Callable[..., Any])
     }
 
 
-def test_without_hints_both_tiers_hit_and_miss_as_in_stock_sglang(start: Callable[..., Any], server: Any) -> None:
+def test_without_hints_both_tiers_hit_and_miss_as_in_stock_sglang(stock: Server, server: Server) -> None:
     """The same prompts one after another, several times what both tiers hold: every hit, by tier, is the same."""
     rng = random.Random(5)
     heads = ["".join(rng.choice("abcdef ") for _ in range(320)) for _ in range(6)]
@@ -110,10 +117,8 @@ def test_without_hints_both_tiers_hit_and_miss_as_in_stock_sglang(start: Callabl
             time.sleep(0.15)  # write-through done: what is locked must not depend on timing
         return seen
 
-    ours = play(server)
-    with start(*HOST_TIER, "--max-total-tokens", "2048") as stock:
-        theirs = play(stock)
-        assert "KvflowTreeCore" not in stock.log.read_text()
+    stock.flush()
+    ours, theirs = play(server), play(stock)
     assert sum(bool(host) for _, _, host in theirs) > 5
     assert ours == theirs
 
@@ -127,7 +132,10 @@ def test_tensor_parallel_ranks_decide_alike_under_pressure(start: Callable[..., 
         assert sum(total["evicted_tokens"].values()) > 0
         assert total["load_backs"] > 0
         server.fresh()
-        there_and_back(server)
+        prompts = there_and_back(server)
+        said = server.generate(prompts["old"])
+        server.flush()
+        assert server.generate(prompts["old"])["output_ids"] == said["output_ids"]
         assert server.generate("still there")["output_ids"]  # on divergence the checker ends the server
         assert "Rank consensus checker is enabled" in server.log.read_text()
 

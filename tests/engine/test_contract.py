@@ -21,7 +21,7 @@ from tests.engine.contract_real import Real
 from tests.engine.contract_scenario import PAGE, Answer, Ask, Scenario, Spelling
 from tests.engine.contract_simulated import PROFILE, Served, Simulated
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 
 POLICIES = ("lru", "lfu", "steps", "ttl", "saga", "cost")

@@ -14,7 +14,7 @@ from kvflow.errors import ConfigError
 from kvflow.patches.cpu import declare_torchvision_ops
 from kvflow.patches.cpu.model import STAMP, ModelSpec, build_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "layers": 1, "heads": 2, "kv_heads": 1}
 PROMPT = "A cache that knows what comes next keeps what will be used. " * 8

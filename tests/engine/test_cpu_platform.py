@@ -19,7 +19,7 @@ from kvflow.patches.cpu.attention import attend, extend_new_rows
 from kvflow.patches.cpu.launch import bind_list, cpu_engine_environment, log_tail
 from kvflow.patches.cpu.model import build_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 
 @pytest.mark.parametrize(("value", "wanted"), [("1", True), ("on", True), ("True", True), ("0", False), ("", False)])

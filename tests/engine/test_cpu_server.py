@@ -228,23 +228,6 @@ def test_a_flush_is_refused_while_copies_are_in_flight_and_clean_afterwards(
 
 
 @pytest.mark.beside
-def test_two_ranks_serve_from_the_host_tier(model: Path, tmp_path: Path) -> None:
-    started = launch_server(
-        model,
-        log_path=tmp_path / "log",
-        extra_args=HOST_TIER,
-        env={"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"},
-        tensor_parallel=2,
-    )
-    with started as server, Client(server) as client:
-        fresh, _, _ = client.ask(prompt(3))
-        demote(client, first=30)
-        loaded, where, _ = client.ask(prompt(3))
-        assert where["host"] == PROMPT_TOKENS - PAGE
-        assert loaded == fresh
-
-
-@pytest.mark.beside
 def test_a_server_that_cannot_start_says_why(model: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(ServerUnavailableError, match="--kv-cache-dtype fp8_e4m3"),

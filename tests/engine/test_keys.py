@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from kvflow.patches.keys import KeyView, NodeKey
 from tests.engine.conftest import Tree
 
-pytestmark = [pytest.mark.engine]
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 tokens = st.lists(st.integers(0, 2), max_size=24)
 namespaces = st.sampled_from([None, "lora"])

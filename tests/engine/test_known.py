@@ -10,7 +10,7 @@ from kvflow.patches import known, tree
 from tests.engine.contract_real import Real
 from tests.engine.contract_scenario import PAGE, Scenario, Spelling
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 
 def dumped(real: Real) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from kvflow.engine.leaves import EXACT
 from kvflow.policy import POLICIES, EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 
 def prompt(*blocks: int, tokens: int = 16) -> list[int]:
