@@ -167,8 +167,10 @@ class GhostPages:
         """Take note of what is cached now."""
         seen = self._seen
         for digest in digests:
-            seen[digest] = None
-            seen.move_to_end(digest)
+            if digest in seen:
+                seen.move_to_end(digest)
+            else:
+                seen[digest] = None
         while len(seen) > self._capacity:
             seen.popitem(last=False)
 

@@ -193,8 +193,10 @@ class Guard:
     def _remember(self, digests: Sequence[int]) -> None:
         seen = self._seen
         for digest in digests:
-            seen[digest] = None
-            seen.move_to_end(digest)
+            if digest in seen:
+                seen.move_to_end(digest)
+            else:
+                seen[digest] = None
         while len(seen) > _MAX_SEEN:
             seen.popitem(last=False)
 

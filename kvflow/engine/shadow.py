@@ -48,14 +48,16 @@ class ShadowLRU:
             group: how many neighbours are added together.
             rest: room that its rest takes, in digests.
         """
-        kept, held = self._kept, self._held
+        kept, held, rests = self._kept, self._held, self._rests
         self._rest_held += rest
         missing = self.missing(sampled)
-        self._divide(sampled)
+        if len(missing) < len(sampled):
+            self._divide(sampled)
         for digest in sampled:
             held[digest] = held.get(digest, 0) + 1
-            kept.pop(digest, None)
-            self._rest_kept -= self._rests.pop(digest, 0.0)
+            if digest in kept:
+                del kept[digest]
+                self._rest_kept -= rests.pop(digest, 0.0)
         for start in range(0, len(missing), group):
             self._join(missing[start : start + group])
         self._shrink(capacity)
@@ -101,13 +103,15 @@ class ShadowLRU:
     def _divide(self, used: Sequence[int]) -> None:
         """Part what is used from what was added with it and is not."""
         parts: dict[int, list[int]] = {}
-        current: list[int] | None = None
-        part: list[int] = []
-        for group, digest in zip(map(self._group_of.get, used), used, strict=True):
-            if group is not current and group is not None:
-                current, part = group, parts.setdefault(id(group), [])
+        index = 0
+        while index < len(used):
+            group = self._group_of.get(used[index])
+            if group is not None and id(group) not in parts and self._whole(group, used, index):
+                index += len(group)
+                continue
             if group is not None:
-                part.append(digest)
+                parts.setdefault(id(group), []).append(used[index])
+            index += 1
         for part in parts.values():
             group = self._group_of[part[0]]
             if len(part) < len(group):
@@ -115,9 +119,12 @@ class ShadowLRU:
                 self._join(part)
                 self._join([digest for digest in group if digest in rest])
 
+    def _whole(self, group: list[int], used: Sequence[int], index: int) -> bool:
+        """Whether all of a group is used, in its order; those of its digests that have left were its last ones."""
+        return used[index : index + len(group)] == group and self._group_of.get(group[-1]) is group
+
     def _join(self, group: list[int]) -> None:
-        for digest in group:
-            self._group_of[digest] = group
+        self._group_of.update(dict.fromkeys(group, group))
 
     def _shrink(self, capacity: int) -> None:
         kept = self._kept

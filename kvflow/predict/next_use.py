@@ -13,7 +13,10 @@ steps, the first of which is under way and has ``l`` seconds left:
     E[R] = l + (s - 1) (m + b),      Var[R] = l² + (s - 1) σ²,
 
 with mean ``m`` and standard deviation ``σ`` of a step, and ``b`` for what happens between steps. The step under way is
-taken to be memoryless. The sum is taken to be lognormal with these moments (Fenton, IRE Trans. Comm. Systems 1960).
+taken to be memoryless. The sum is taken to be lognormal with these moments (Fenton, IRE Trans. Comm. Systems 1960), as
+long as nothing is known of how long the context was left alone before. If that is known, the quantiles are those of
+these pauses: where branches and loops decide, an agent is asked again at once or much later, never after the mean
+number of steps.
 
 *Nothing known of what comes.* ``R`` follows the pauses seen after this agent's steps, given the ``e`` seconds it has
 been silent.
@@ -30,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvflow.predict.distribution import Durations
@@ -110,7 +113,8 @@ def next_use(
             (:meth:`kvflow.predict.Survival.again`, then :meth:`kvflow.predict.Endings.again`).
         tools: calls the agent waits for, all of them.
         ahead: what the graph or the transitions say.
-        pause: the pauses after this agent's steps, and how long the present one has lasted.
+        pause: the pauses after this agent's steps, and how long the present one has lasted; with ``ahead`` they say
+            how far times spread.
 
     Raises:
         ValueError: a probability is not between 0 and 1, a time is not a number or negative, or nothing is known.
@@ -124,7 +128,8 @@ def next_use(
     if tools:
         return _after_all(tools, again)
     if ahead is not None:
-        return _after_steps(ahead, again)
+        forecast = _after_steps(ahead, again)
+        return forecast if pause is None else replace(forecast, quantiles_s=_after_wait(pause, again).quantiles_s)
     if pause is not None:
         return _after_wait(pause, again)
     raise ValueError("one of tools, ahead and pause is needed")

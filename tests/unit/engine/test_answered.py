@@ -111,3 +111,25 @@ def test_a_second_request_of_the_agent_is_waited_for(coordinator: Coordinator) -
     coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
     held = held_by(coordinator)
     assert held.likelihood == 1.0
+
+
+def test_a_retracted_request_that_starts_again_is_ranked_by_what_comes_after_it_at_once(
+    coordinator: Coordinator,
+) -> None:
+    node = Leaf()
+    asking(coordinator, pause_s=40.0)
+    coordinator.tag(CLAIM, [(node, 64)], 0)
+    started = coordinator.rank(node)
+    coordinator.retracted(CLAIM)
+    assert coordinator.rank(node) > started
+    coordinator.tag(CLAIM, [(node, 64)], 0, first=False)
+    assert coordinator.rank(node) == started
+
+
+def test_a_longer_context_is_known_on_all_nodes_of_the_tail_at_once(coordinator: Coordinator) -> None:
+    first, second = Leaf(), Leaf()
+    asking(coordinator, pause_s=4.0)
+    coordinator.tag(CLAIM, [(first, 64)], 0)
+    assert coordinator.standing(first).context_tokens == 64
+    coordinator.tag(CLAIM, [(second, 128), (first, 64)], 0, first=False)
+    assert coordinator.standing(first).context_tokens == coordinator.standing(second).context_tokens == 128

@@ -116,7 +116,7 @@ def test_several_agents(chance):
     assert agents.unseen == 4  # three agents and the end
     assert (again.brier or 1) < again.base_brier * 0.85
     ahead = evaluation.uses["ahead"]
-    assert ahead.covered == pytest.approx(0.85, abs=0.1)
+    assert ahead.covered == pytest.approx(0.88, abs=0.1)  # times take few values, and intervals hold whole bins
     assert ahead.below_median == pytest.approx(0.5, abs=0.2)
 
 

@@ -144,6 +144,17 @@ def test_a_step_due_now_is_no_division_by_zero():
     assert all(0 < each <= 0.001 for each in forecast.quantiles_s)
 
 
+def test_steps_say_when_and_earlier_pauses_how_surely():
+    """An agent that is asked again at once, or after a round of all the others."""
+    pause = Wait(durations=durations([1.0, 100.0] * 50))
+    ahead = StepsAhead(steps=3, left_s=10.0, step_s=20.0, spread_s=1.0)
+    forecast = next_use(again=0.9, ahead=ahead, pause=pause)
+    assert (forecast.mean_s, forecast.probability) == (50.0, 0.9)
+    assert forecast.quantiles_s == next_use(again=0.9, pause=pause).quantiles_s
+    assert forecast.quantiles_s[0] < 2
+    assert forecast.quantiles_s[2] > 80
+
+
 def test_tools_come_first_then_steps_then_pauses():
     tools, pause = [Wait(durations=durations([1.0] * 50))], Wait(durations=durations([100.0] * 50))
     ahead = StepsAhead(steps=1, left_s=10.0, step_s=1.0, spread_s=0.0)
