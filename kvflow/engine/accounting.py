@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvflow.engine.digests import remember
 from kvflow.policy import EvictionClass
 
 
@@ -165,14 +166,7 @@ class GhostPages:
 
     def remember(self, digests: Sequence[int]) -> None:
         """Take note of what is cached now."""
-        seen = self._seen
-        for digest in digests:
-            if digest in seen:
-                seen.move_to_end(digest)
-            else:
-                seen[digest] = None
-        while len(seen) > self._capacity:
-            seen.popitem(last=False)
+        remember(self._seen, digests, self._capacity)
 
     def clear(self) -> None:
         """Forget every page."""

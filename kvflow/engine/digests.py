@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 from xxhash import xxh3_64_intdigest
 
@@ -35,3 +36,14 @@ def digests(tokens: Sequence[int], namespace: str, unit: int, known: Sequence[in
         digest = xxh3_64_intdigest(data[start : start + size], digest)
         chain.append(digest)
     return chain
+
+
+def remember(seen: OrderedDict[int, None], digests: Iterable[int], most: int) -> None:
+    """Make digests the latest of those seen, and forget the oldest beyond ``most``. Cost: O(digests)."""
+    for digest in digests:
+        if digest in seen:
+            seen.move_to_end(digest)
+        else:
+            seen[digest] = None
+    while len(seen) > most:
+        seen.popitem(last=False)

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from kvflow.engine.digests import remember
 from kvflow.engine.shadow import ShadowLRU
 from kvflow.policy import ServingCosts
 
@@ -161,7 +162,7 @@ class Guard:
         self._device.hold(held, device, group, rest)
         if host:
             self._host.hold(held, host, group, rest)
-        self._remember(held)
+        remember(self._seen, held, _MAX_SEEN)
         missed_tokens = max(0, len(digests) * unit - device_hit)
         self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
 
@@ -190,16 +191,6 @@ class Guard:
                 shadow_s += miss_s if was_cached == is_cached else self._miss_s(end, backed_up=was_cached)
         return actual_s, shadow_s
 
-    def _remember(self, digests: Sequence[int]) -> None:
-        seen = self._seen
-        for digest in digests:
-            if digest in seen:
-                seen.move_to_end(digest)
-            else:
-                seen[digest] = None
-        while len(seen) > _MAX_SEEN:
-            seen.popitem(last=False)
-
     def ended(self, key: Hashable, digests: Sequence[int], *, memory: MemoryView, rest_tokens: int = 0) -> None:
         """A request has ended, or was retracted or given up.
 
@@ -223,7 +214,7 @@ class Guard:
         self._device.release(held, added, device, held_rest, rest)
         if host:
             self._host.release(held, added, host, held_rest, rest)
-        self._remember(added)
+        remember(self._seen, added, _MAX_SEEN)
 
     def restart(self) -> None:
         """Another order is in use: trust it. What LRU would have in the cache does not depend on the order."""

@@ -48,7 +48,7 @@ class ShadowLRU:
             group: how many neighbours are added together.
             rest: room that its rest takes, in digests.
         """
-        kept, held, rests = self._kept, self._held, self._rests
+        kept, held = self._kept, self._held
         self._rest_held += rest
         missing = self.missing(sampled)
         if len(missing) < len(sampled):
@@ -57,7 +57,7 @@ class ShadowLRU:
             held[digest] = held.get(digest, 0) + 1
             if digest in kept:
                 del kept[digest]
-                self._rest_kept -= rests.pop(digest, 0.0)
+                self._rest_kept -= self._rests.pop(digest, 0.0)
         for start in range(0, len(missing), group):
             self._join(missing[start : start + group])
         self._shrink(capacity)
