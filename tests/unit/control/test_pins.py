@@ -1,16 +1,54 @@
-"""Pins that nobody lifts: clients that die, tools that never answer, clocks that jump."""
+"""Pins: who gets one, what lifts it, and those nobody lifts: dead clients, tools that never answer, clock jumps."""
 
 from __future__ import annotations
 
 from kvflow.config import Settings
 from kvflow.control import ControlPlane
 from kvflow.engine import Coordinator
+from kvflow.hints import Status
 from tests.unit.control.test_plane import Clock, clock, pinned, plane, step, take, tool
 
 __all__ = ["clock", "plane"]
 
 TTL_S = Settings().pin.max_ttl_s
 IDLE_S = Settings().intake.workflow_idle_s
+
+
+def test_a_tool_pins_its_agent_until_it_ends(plane: ControlPlane) -> None:
+    take(plane, step("code"))
+    assert pinned(take(plane, tool("start"))[1][-1]) == {"code"}
+    assert pinned(take(plane, tool("end"))[1][-1]) == set()
+
+
+def test_parallel_calls_of_one_tool_pin_until_the_last_one_ends(plane: ControlPlane) -> None:
+    take(plane, step("code"), tool("start", call_id="1"), tool("start", call_id="2"))
+    assert take(plane, tool("end", call_id="1"))[1] == []  # still pinned: nothing changed
+    assert pinned(take(plane, tool("end", call_id="2"))[1][-1]) == set()
+
+
+def test_a_pin_expires_and_a_long_one_is_clipped(plane: ControlPlane, clock: Clock) -> None:
+    take(plane, step("code"))
+    outcomes, _ = take(plane, tool("start", expected_s=5000))
+    assert outcomes[0].status is Status.CLIPPED
+    assert "600" in outcomes[0].reason
+    clock.now_s = 599
+    assert all(pinned(update) == {"code"} for update in plane.expire())
+    clock.now_s = 601
+    [update] = plane.expire()
+    assert pinned(update) == set()
+
+
+def test_the_next_step_of_the_agent_lifts_its_pin(plane: ControlPlane) -> None:
+    take(plane, step("code", step_id="s1"), tool("start"))
+    _, updates = take(plane, step("code", step_id="s2"))
+    assert pinned(updates[-1]) == set()
+
+
+def test_pins_are_bounded_and_need_an_agent_that_has_run(clock: Clock) -> None:
+    plane = ControlPlane(Settings(pin={"max_calls": 2}), clock)
+    take(plane, step("code"))
+    outcomes, _ = take(plane, tool("start", agent="stranger"), *(tool("start", call_id=str(i)) for i in range(3)))
+    assert [outcome.status.value for outcome in outcomes] == ["missing", "accepted", "accepted", "rejected"]
 
 
 def test_a_tool_that_never_answers_holds_its_pin_no_longer_than_allowed(plane: ControlPlane, clock: Clock) -> None:

@@ -117,36 +117,6 @@ def test_late_facts_do_not_revive_an_ended_workflow(plane: ControlPlane) -> None
     assert len(plane) == 0
 
 
-def test_a_tool_pins_its_agent_until_it_ends(plane: ControlPlane) -> None:
-    take(plane, step("code"))
-    assert pinned(take(plane, tool("start"))[1][-1]) == {"code"}
-    assert pinned(take(plane, tool("end"))[1][-1]) == set()
-
-
-def test_parallel_calls_of_one_tool_pin_until_the_last_one_ends(plane: ControlPlane) -> None:
-    take(plane, step("code"), tool("start", call_id="1"), tool("start", call_id="2"))
-    assert take(plane, tool("end", call_id="1"))[1] == []  # still pinned: nothing changed
-    assert pinned(take(plane, tool("end", call_id="2"))[1][-1]) == set()
-
-
-def test_a_pin_expires_and_a_long_one_is_clipped(plane: ControlPlane, clock: Clock) -> None:
-    take(plane, step("code"))
-    outcomes, _ = take(plane, tool("start", expected_s=5000))
-    assert outcomes[0].status is Status.CLIPPED
-    assert "600" in outcomes[0].reason
-    clock.now_s = 599
-    assert all(pinned(update) == {"code"} for update in plane.expire())
-    clock.now_s = 601
-    [update] = plane.expire()
-    assert pinned(update) == set()
-
-
-def test_the_next_step_of_the_agent_lifts_its_pin(plane: ControlPlane) -> None:
-    take(plane, step("code", step_id="s1"), tool("start"))
-    _, updates = take(plane, step("code", step_id="s2"))
-    assert pinned(updates[-1]) == set()
-
-
 def test_a_program_is_the_workflow_at_the_root_of_its_sub_workflows(plane: ControlPlane) -> None:
     take(plane, step("plan", "root"))
     take(plane, step("search", "child", parent_workflow_id="root"))
@@ -252,13 +222,6 @@ def test_a_workflow_whose_last_request_was_answered_ends_everywhere(plane: Contr
     assert len(plane) == 0
 
 
-def test_pins_are_bounded_and_need_an_agent_that_has_run(clock: Clock) -> None:
-    plane = ControlPlane(Settings(pin={"max_calls": 2}), clock)
-    take(plane, step("code"))
-    outcomes, _ = take(plane, tool("start", agent="stranger"), *(tool("start", call_id=str(i)) for i in range(3)))
-    assert [outcome.status.value for outcome in outcomes] == ["missing", "accepted", "accepted", "rejected"]
-
-
 def test_many_facts_at_once_send_each_workflow_once(plane: ControlPlane) -> None:
     facts = [step(agent, step_id=f"{agent}{turn}") for turn in range(10) for agent in ("code", "test")]
     assert len(take(plane, step("plan"), *facts)[1]) == 1
@@ -279,100 +242,6 @@ def test_a_graph_declared_during_a_run_is_followed_from_then_on(clock: Clock) ->
     plane.graphs.declare("review", to_dict(longer))
     _, updates = take(plane, step("code"))
     assert steps_of(updates[-1])["publish"] == 3
-
-
-def test_a_request_is_in_flight_until_it_is_answered(plane: ControlPlane, clock: Clock) -> None:
-    clock.now_s = 5.0
-    assert claim_of(ask(plane, "code"), "code").since_s == 5.0
-    clock.now_s = 8.0
-    [update] = plane.answered("w", "code")
-    answered = claim_of(update, "code")
-    assert answered.since_s is None
-    assert answered.due_s is not None
-    assert answered.due_s >= 8.0
-
-
-def test_facts_without_a_request_put_nothing_in_flight(plane: ControlPlane) -> None:
-    _, [update] = take(plane, step("code"))
-    assert claim_of(update, "code").since_s is None
-    assert plane.answered("w", "code") == []
-
-
-def test_only_the_last_step_started_is_that_of_the_request(plane: ControlPlane) -> None:
-    take(plane, step("plan"), step("code"), tool("start"), with_request=True)
-    assert plane.answered("w", "plan") == []
-    assert plane.answered("w", "code") != []
-
-
-def test_an_agent_with_several_requests_is_in_flight_until_the_last_is_answered(
-    plane: ControlPlane, clock: Clock
-) -> None:
-    ask(plane, "code", step_id="s")
-    clock.now_s = 2.0
-    take(plane, step("code", step_id="s"), with_request=True)
-    [update] = plane.answered("w", "code")
-    assert claim_of(update, "code").since_s == 2.0  # the other one is still under way
-    [update] = plane.answered("w", "code")
-    assert claim_of(update, "code").since_s is None
-    assert plane.answered("w", "code") == []
-
-
-def test_answers_of_workflows_that_have_ended_change_nothing(plane: ControlPlane) -> None:
-    ask(plane, "code")
-    take(plane, step(END, final=True))
-    assert plane.answered("w", "code") == []
-    assert plane.answered("stranger", "code") == []
-
-
-def test_requests_of_the_agent_end_its_pause_and_teach_how_long_it_was(plane: ControlPlane, clock: Clock) -> None:
-    for turn in range(40):
-        ask(plane, "code", step_id=f"s{turn}")
-        clock.now_s += 1.0
-        plane.answered("w", "code")
-        clock.now_s += 20.0
-    ask(plane, "code", step_id="last")
-    [update] = plane.answered("w", "code")
-    due_s = claim_of(update, "code").due_s
-    assert due_s is not None
-    assert 10.0 < due_s - clock.now_s < 40.0
-
-
-def test_a_tool_is_waited_for_as_long_as_it_took_before_by_verb(plane: ControlPlane, clock: Clock) -> None:
-    ask(plane, "code")
-    plane.answered("w", "code")
-    for verb, seconds in [("test", 60.0), ("ls", 0.1)] * 30:
-        take(plane, tool("start", verb=verb))
-        clock.now_s += seconds
-        take(plane, tool("end", verb=verb))
-    left_s = {}
-    for verb in ("test", "ls"):
-        _, updates = take(plane, tool("start", verb=verb))
-        due_s = claim_of(updates[-1], "code").due_s
-        assert due_s is not None
-        left_s[verb] = due_s - clock.now_s
-        take(plane, tool("end", verb=verb))
-    assert left_s["test"] > 20.0
-    assert left_s["ls"] < 2.0
-
-
-def test_what_a_client_expects_of_a_tool_is_believed(plane: ControlPlane, clock: Clock) -> None:
-    ask(plane, "code")
-    plane.answered("w", "code")
-    _, updates = take(plane, tool("start", expected_s=42.0))
-    assert claim_of(updates[-1], "code").due_s == 42.0
-
-
-def test_what_is_overdue_is_predicted_anew(plane: ControlPlane, clock: Clock) -> None:
-    ask(plane, "code")
-    [before] = plane.answered("w", "code")
-    due_s = claim_of(before, "code").due_s
-    assert due_s is not None
-    assert plane.expire() == []
-    clock.now_s = due_s + 10.0
-    [after] = [update for update in plane.expire() if update.workflow_id == "w"]
-    later_s = claim_of(after, "code").due_s
-    assert later_s is not None
-    assert later_s > clock.now_s
 
 
 def test_the_view_tells_when_each_context_is_used_next(plane: ControlPlane, clock: Clock) -> None:
