@@ -148,9 +148,8 @@ class Guard:
         unit = self._unit_tokens
         if not self._sample:
             self._sample = max(1, memory.device_tokens // (unit * _SHADOW_UNITS))
-        sampled = [index for index, digest in enumerate(digests) if not digest % self._sample]
-        actual_s, shadow_s = self._compare(digests, sampled, device_hit, device_hit + host_hit)
-        held = [digests[index] for index in sampled]
+        sampled, held = self._sampled(digests)
+        actual_s, shadow_s = self._compare(sampled, held, device_hit, device_hit + host_hit)
         if len(self._running) >= _MAX_RUNNING:
             self.ended(next(iter(self._running)), (), memory=memory)
         self._running[key] = held, bool(digests) and not digests[-1] % self._sample, rest_tokens
@@ -167,27 +166,24 @@ class Guard:
         self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
 
     def _compare(
-        self, digests: Sequence[int], sampled: Sequence[int], device_end: int, cached_end: int
+        self, sampled: Sequence[int], held: Sequence[int], device_end: int, cached_end: int
     ) -> tuple[float, float]:
         """Seconds the misses of a prompt cost, and would have cost LRU; what neither could have had is left out."""
         regret, unit = self.regret, self._unit_tokens
         weight = unit * self._sample
         actual_s = shadow_s = 0.0
-        found = bisect_left(sampled, device_end // unit)  # on the device; of these only what LRU lacks counts
-        missing = set(self._device.missing(digests[index] for index in sampled))
-        lost = [index for index in sampled[:found] if digests[index] in missing] if missing else []
-        for index in (*lost, *sampled[found:]):
-            digest, end = digests[index], (index + 1) * unit
-            on_device = digest not in missing
-            is_cached, was_cached = end <= cached_end, on_device or digest in self._host
-            if not is_cached and (digest not in self._seen or self._device.holds(digest)):
+        on_device, on_host = self._device.prefix(held), self._host.prefix(held)  # under LRU
+        for place in range(min(bisect_left(sampled, device_end // unit), on_device), len(held)):
+            end = (sampled[place] + 1) * unit
+            is_cached, was_cached = end <= cached_end, place < on_device or place < on_host
+            if not is_cached and (held[place] not in self._seen or self._device.holds(held[place])):
                 continue  # new, or a request that runs is computing it, so no order has lost it
             regret.gained_tokens += weight * (is_cached and not was_cached)
             regret.lost_tokens += weight * (was_cached and not is_cached)
             miss_s = self._miss_s(end, backed_up=is_cached)
             if end > device_end:
                 actual_s += miss_s
-            if not on_device:
+            if place >= on_device:
                 shadow_s += miss_s if was_cached == is_cached else self._miss_s(end, backed_up=was_cached)
         return actual_s, shadow_s
 
@@ -204,7 +200,7 @@ class Guard:
         if started is None:
             return
         held, tip_sampled, held_rest_tokens = started
-        added = [digest for digest in digests if not digest % self._sample][len(held) :]
+        added = self._sampled(digests)[1][len(held) :]
         if digests:
             tip_sampled = not digests[-1] % self._sample
         else:
@@ -226,6 +222,13 @@ class Guard:
         self._device.clear()
         self._host.clear()
         self._seen.clear()
+
+    def _sampled(self, digests: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+        """Where the digests are that are followed, and which."""
+        if self._sample == 1:
+            return range(len(digests)), list(digests)
+        places = [place for place, digest in enumerate(digests) if not digest % self._sample]
+        return places, [digests[place] for place in places]
 
     def _capacities(self, memory: MemoryView) -> tuple[int, int]:
         scale = self._unit_tokens * self._sample

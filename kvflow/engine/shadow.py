@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 class ShadowLRU:
     """One tier under LRU, sampled.
 
     Only some digests are kept, and the capacity shrinks by the same factor: spatially hashed sampling, SHARDS
-    (Waldspurger et al., FAST'15) section 3. A prompt is touched from its end to its start, so that what leaves first
-    are ends of prompts, as in a radix tree. What was added together leaves together until a prompt shares only a part
-    of it, as radix nodes do: with large chunks that costs LRU more than a tenth of its hits. What running requests hold
-    takes up capacity and cannot leave. So does what is too short for a digest behind the last one of every context, its
-    rest: with a few dozen contexts in the cache, forgetting those would make LRU's a few percent larger than it is.
+    (Waldspurger et al., FAST'15) section 3. A digest stands for all before it too, so what is kept of a prompt is a
+    prefix of it. A prompt is touched from its end to its start, so that what leaves first are ends of prompts, as in a
+    radix tree. What was added together leaves together until a prompt shares only a part of it, as radix nodes do: with
+    large chunks that costs LRU more than a tenth of its hits. What running requests hold takes up capacity and cannot
+    leave. So does what is too short for a digest behind the last one of every context, its rest: with a few dozen
+    contexts in the cache, forgetting those would make LRU's a few percent larger than it is.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        self._held: dict[int, int] = {}
-        self._group_of: dict[int, list[int]] = {}
-        self._rests: dict[int, float] = {}
+        self._group_of: dict[int, _Group] = {}
+        self._kept: OrderedDict[_Group, None] = OrderedDict()
+        self._digests_kept = self._digests_held = 0
         self._rest_kept = self._rest_held = 0.0
 
     def __len__(self) -> int:
-        return len(self._kept) + len(self._held)
+        return len(self._group_of)
 
     def __contains__(self, digest: int) -> bool:
-        return digest in self._kept or digest in self._held
+        return digest in self._group_of
 
     def holds(self, digest: int) -> bool:
         """Whether a running request uses it."""
-        return digest in self._held
+        group = self._group_of.get(digest)
+        return group is not None and group.holders > 0
 
-    def missing(self, sampled: Iterable[int]) -> list[int]:
-        """What of so many digests it does not have."""
-        kept, held = self._kept, self._held
-        return [digest for digest in sampled if digest not in kept and digest not in held]
+    def prefix(self, sampled: Sequence[int]) -> int:
+        """How many of a prompt's first digests it has. Cost: O(groups), and O(digests) of the last one."""
+        index = 0
+        while index < len(sampled) and (group := self._group_of.get(sampled[index])) is not None:
+            common = group.common(sampled, index)
+            if not common:
+                break
+            index += common
+        return index
 
     def hold(self, sampled: Sequence[int], capacity: int, group: int, rest: float = 0.0) -> None:
         """A request that starts takes its prompt, and pushes out what no longer fits.
@@ -48,18 +54,18 @@ class ShadowLRU:
             group: how many neighbours are added together.
             rest: room that its rest takes, in digests.
         """
-        kept, held = self._kept, self._held
         self._rest_held += rest
-        missing = self.missing(sampled)
-        if len(missing) < len(sampled):
-            self._divide(sampled)
-        for digest in sampled:
-            held[digest] = held.get(digest, 0) + 1
-            if digest in kept:
-                del kept[digest]
-                self._rest_kept -= self._rests.pop(digest, 0.0)
-        for start in range(0, len(missing), group):
-            self._join(missing[start : start + group])
+        path = self._path(sampled)
+        for part in path:
+            if not part.holders:
+                del self._kept[part]
+                self._digests_kept -= len(part.digests)
+                self._digests_held += len(part.digests)
+                self._rest_kept -= part.rest
+                part.rest = 0.0
+            part.holders += 1
+        for start in range(sum(len(part.digests) for part in path), len(sampled), group):
+            self._add(sampled[start : start + group], holders=1)
         self._shrink(capacity)
 
     def release(
@@ -68,71 +74,96 @@ class ShadowLRU:
         """A request that ends gives its prompt back, and ``added``, what it has generated, with it.
 
         Args:
+            sampled: what :meth:`hold` was told.
+            added: what follows it.
+            capacity: how many digests there is room for.
             held_rest: what :meth:`hold` was told.
             rest: room for what is behind the last digest of both now; 0 unless that digest is in the sample.
         """
-        kept, held = self._kept, self._held
         self._rest_held -= held_rest
-        new = [digest for digest in added if digest not in held]
-        self._divide(new)
-        self._join([digest for digest in new if digest not in kept])
-        for digest in reversed(new):
-            kept[digest] = None
-            kept.move_to_end(digest)
-        for digest in reversed(sampled):
-            count = held.get(digest, 0) - 1
-            if count > 0:
-                held[digest] = count
-                continue
-            held.pop(digest, None)
-            kept[digest] = None  # what was held was not among them, so it comes last
-        tip = new[-1] if new else sampled[-1] if sampled else None
-        if rest and tip in kept:
-            self._rest_kept += rest - self._rests.get(tip, 0.0)
-            self._rests[tip] = rest
+        held, after = self._path(sampled), self._path(added)
+        new = added[sum(len(part.digests) for part in after) :]
+        if new:
+            after.append(self._add(new, holders=0))
+        for part in reversed(held):
+            part.holders -= 1
+            if not part.holders:
+                self._digests_held -= len(part.digests)
+                self._digests_kept += len(part.digests)
+        path = held + after
+        for part in reversed(path):
+            if not part.holders:
+                self._kept[part] = None
+                self._kept.move_to_end(part)
+        if rest and path and not path[-1].holders:
+            self._rest_kept += rest - path[-1].rest
+            path[-1].rest = rest
         self._shrink(capacity)
 
     def clear(self) -> None:
         """Forget everything that no running request holds."""
-        for digest in self._kept:
-            self._group_of.pop(digest, None)
-        self._kept.clear()
-        self._rests.clear()
-        self._rest_kept = 0.0
+        self._shrink(0)
 
-    def _divide(self, used: Sequence[int]) -> None:
-        """Part what is used from what was added with it and is not."""
-        parts: dict[int, list[int]] = {}
+    def _path(self, sampled: Sequence[int]) -> list[_Group]:
+        """What it has of a prompt. A group of which only a part is used is divided."""
+        path = []
         index = 0
-        while index < len(used):
-            group = self._group_of.get(used[index])
-            if group is not None and id(group) not in parts and self._whole(group, used, index):
-                index += len(group)
-                continue
-            if group is not None:
-                parts.setdefault(id(group), []).append(used[index])
-            index += 1
-        for part in parts.values():
-            group = self._group_of[part[0]]
-            if len(part) < len(group):
-                rest = set(group).difference(part)
-                self._join(part)
-                self._join([digest for digest in group if digest in rest])
+        while index < len(sampled) and (group := self._group_of.get(sampled[index])) is not None:
+            common = group.common(sampled, index)
+            if not common:
+                break
+            path.append(group if common == len(group.digests) else self._divide(group, common))
+            index += common
+        return path
 
-    def _whole(self, group: list[int], used: Sequence[int], index: int) -> bool:
-        """Whether all of a group is used, in its order; those of its digests that have left were its last ones."""
-        return used[index : index + len(group)] == group and self._group_of.get(group[-1]) is group
+    def _divide(self, group: _Group, count: int) -> _Group:
+        """Take the first digests out of a group, which keeps its place with the others."""
+        head = _Group(group.digests[:count], group.holders)
+        group.digests = group.digests[count:]
+        self._group_of.update(dict.fromkeys(head.digests, head))
+        if not head.holders:
+            self._kept[head] = None
+        return head
 
-    def _join(self, group: list[int]) -> None:
-        self._group_of.update(dict.fromkeys(group, group))
+    def _add(self, digests: Sequence[int], holders: int) -> _Group:
+        group = _Group(list(digests), holders)
+        self._group_of.update(dict.fromkeys(group.digests, group))
+        if holders:
+            self._digests_held += len(digests)
+        else:
+            self._digests_kept += len(digests)
+        return group
 
     def _shrink(self, capacity: int) -> None:
-        kept = self._kept
-        room = max(0.0, capacity - len(self._held) - self._rest_held)
-        while kept and len(kept) + self._rest_kept > room:
-            oldest, _ = kept.popitem(last=False)
-            self._rest_kept -= self._rests.pop(oldest, 0.0)
-            group = self._group_of.pop(oldest, None)
-            while kept and group is not None and self._group_of.get(oldest := next(iter(kept))) is group:
-                del kept[oldest], self._group_of[oldest]
-                self._rest_kept -= self._rests.pop(oldest, 0.0)
+        room = max(0.0, capacity - self._digests_held - self._rest_held)
+        while self._kept and self._digests_kept + self._rest_kept > room:
+            oldest, _ = self._kept.popitem(last=False)
+            self._digests_kept -= len(oldest.digests)
+            self._rest_kept -= oldest.rest
+            for digest in oldest.digests:
+                self._group_of.pop(digest, None)
+
+
+class _Group:
+    """Neighbours in a prompt that came together.
+
+    Attributes:
+        digests: in order.
+        holders: how many running requests use them.
+        rest: room that what is behind them takes, if a context ends here.
+    """
+
+    __slots__ = ("digests", "holders", "rest")
+
+    def __init__(self, digests: list[int], holders: int) -> None:
+        self.digests = digests
+        self.holders = holders
+        self.rest = 0.0
+
+    def common(self, sampled: Sequence[int], index: int) -> int:
+        """How many of its first digests a prompt has from an index on."""
+        part = sampled[index : index + len(self.digests)]
+        if part == self.digests:
+            return len(part)
+        pairs = zip(self.digests, part, strict=False)
+        return next((count for count, (own, other) in enumerate(pairs) if own != other), len(part))
