@@ -31,11 +31,13 @@ class Intake:
         outcomes: one per fact, in order.
         updates: predictions that changed, to be sent to every scheduler rank in this order.
         feedback: workflows and their outcomes, for the ranks too.
+        changed: workflows to predict anew once all facts are in.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     updates: list[WorkflowUpdate] = field(default_factory=list)
     feedback: list[tuple[str, float]] = field(default_factory=list)
+    changed: dict[str, Workflow] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -99,7 +101,10 @@ class ControlPlane:
                 Outcome(action_id=item.action_id, action_type=item.action_type, status=status, reason=reason)
             )
         self.count(intake.outcomes)
-        return replace(intake, updates=_latest(intake.updates))
+        for workflow in intake.changed.values():
+            if self._workflows.get(workflow.workflow_id) is workflow:
+                self._predict(workflow, intake)
+        return intake
 
     def answered(self, workflow_id: str, agent: str) -> list[WorkflowUpdate]:
         """A request of an agent has been answered, or given up."""
@@ -183,7 +188,7 @@ class ControlPlane:
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.start(workflow.workflow_id, fact.agent, step_id)
-        self._predict(workflow, intake)
+        self._change(workflow, intake)
         return Status.ACCEPTED, ""
 
     def _step_over(self, workflow: Workflow, step: tuple[str, str] | None, intake: Intake) -> None:
@@ -216,7 +221,7 @@ class ControlPlane:
         if fact.final:
             self._retire(workflow, intake)
         else:
-            self._predict(workflow, intake)
+            self._change(workflow, intake)
         return Status.ACCEPTED, ""
 
     def _feedback(self, fact: FeedbackFact, intake: Intake) -> tuple[Status, str]:
@@ -250,7 +255,7 @@ class ControlPlane:
         ttl_s = min(wanted_s, pin.max_ttl_s)
         if ttl_s > 0:
             workflow.pins[key] = now_s + ttl_s
-        self._predict(workflow, intake)
+        self._change(workflow, intake)
         if ttl_s < wanted_s:
             return Status.CLIPPED, f"pinned for {ttl_s:g} s (pin.max_ttl_s), {wanted_s:g} s were expected"
         return Status.ACCEPTED, ""
@@ -261,7 +266,7 @@ class ControlPlane:
         if wait is None:
             return Status.MISSING, "no such tool call is under way (any more)"
         self.forecaster.tool_ended(workflow, wait, self._clock())
-        self._predict(workflow, intake)
+        self._change(workflow, intake)
         return Status.ACCEPTED, ""
 
     def _open(self, fact: StepFact, intake: Intake) -> Workflow:
@@ -306,6 +311,8 @@ class ControlPlane:
         )
         update = WorkflowUpdate(workflow_id=workflow_type, workflow_type=workflow_type, claims=claims, expected=True)
         if update != state.announced:
+            if state.announced in intake.updates:
+                intake.updates.remove(state.announced)
             state.announced = update
             intake.updates.append(update)
 
@@ -335,11 +342,18 @@ class ControlPlane:
             self._workflows.move_to_end(current.workflow_id)
             current = self._workflows.get(current.parent_id) if current.parent_id else None
 
-    def _predict(self, workflow: Workflow, intake: Intake) -> None:
+    def _change(self, workflow: Workflow, intake: Intake) -> None:
+        self._follow(workflow)
+        intake.changed[workflow.workflow_id] = workflow
+
+    def _follow(self, workflow: Workflow) -> None:
         known = self.graphs.find(workflow.workflow_type)
         if known is not None:
             workflow.follow(known.graph)
             workflow.declared = known.declared
+
+    def _predict(self, workflow: Workflow, intake: Intake) -> None:
+        self._follow(workflow)
         now_s = self._clock()
         steps = workflow.steps(self._settings.eviction.prediction)
         update = WorkflowUpdate(
@@ -383,18 +397,3 @@ def _revisit_s(update: WorkflowUpdate, now_s: float) -> float:
     """When to look again: as soon as something is overdue, because what is late is expected later still."""
     due_s = [claim.due_s for claim in update.claims if claim.due_s is not None]
     return max(min(due_s), now_s + _LEAST_REVISIT_S) if due_s else math.inf
-
-
-def _latest(updates: list[WorkflowUpdate]) -> list[WorkflowUpdate]:
-    """Leave out predictions that a later one of the same facts replaces; ends stay where they are."""
-    kept: list[WorkflowUpdate] = []
-    replaced: set[tuple[str, bool]] = set()
-    for update in reversed(updates):
-        key = (update.workflow_id, update.expected)
-        if update.retired or key not in replaced:
-            kept.append(update)
-        if update.retired:
-            replaced.discard(key)
-        else:
-            replaced.add(key)
-    return kept[::-1]

@@ -17,7 +17,7 @@ from kvflow.sim.ports import Brain, Thread
 from kvflow.sim.request import Request
 from kvflow.sim.server import Server
 from kvflow.sim.tree import Node
-from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ToolEnd, ToolStart
+from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ThreadEvent, ToolEnd, ToolStart
 
 _NAME_CHARS = 128
 _ID_CHARS = 256
@@ -100,6 +100,7 @@ class Clients:
         for position, event in enumerate(events):
             thread.position = position
             self._brain.reach(thread)
+            self._catch_up(step, thread, event)
             match event:
                 case LLMCall():
                     yield from self._call(run, event, step, thread)
@@ -111,7 +112,7 @@ class Clients:
                     left_s = thread.tools_s.pop(event.tool_call) - self._env.now
                     if left_s > 0:
                         yield self._env.timeout(left_s)
-                    self._say(step.tool(tools.pop(event.tool_call), "end"))
+                    step.ended.append(step.tool(tools.pop(event.tool_call), "end"))
                 case Spawn():
                     child_id = f"{run.workflow_id[: _ID_CHARS // 2]}/{event.child}"[:_ID_CHARS]
                     child_type = f"{workflow_type}/{_first_agent(run, event)}"[:_NAME_CHARS]
@@ -119,6 +120,7 @@ class Clients:
                 case Join():
                     if event.child in run.threads:
                         yield run.threads[event.child]
+        self._say(*step.riding())
         if parent_id is not None:
             self._say(StepFact(workflow_id=workflow_id, agent=END))
 
@@ -147,6 +149,7 @@ class Clients:
             yield self._env.timeout(delay_s)
         base = call.prompt.base
         while base is not None and base not in run.contexts:  # of another thread, which is late
+            self._say(*step.riding())
             yield run.pending.setdefault(base, self._env.event())
         before = run.contexts[base] if base is not None else self._pager.empty()
         prompt = self._pager.extend(before, call.prompt.keep_tokens, call.prompt.add)
@@ -159,7 +162,7 @@ class Clients:
             fixed_tokens=call.fixed_tokens,
             program_id=run.workflow_id,
         )
-        self._say(*step.enter(call.agent[:_NAME_CHARS]), with_request=True)
+        self._say(*step.riding(), *step.enter(call.agent[:_NAME_CHARS]), with_request=True)
         self._brain.reach(thread, asking=True)
         request = Request(
             claim=claim,
@@ -188,6 +191,11 @@ class Clients:
             tip = tip.parent
         return tip
 
+    def _catch_up(self, step: _Step, thread: Thread, event: ThreadEvent) -> None:
+        """Say what has not been said yet, unless it can ride on a request that follows at once."""
+        if not isinstance(event, LLMCall) or thread.delay_s(event):
+            self._say(*step.riding())
+
     def _say(self, *facts: Fact, with_request: bool = False) -> None:
         items = [
             DecodedFact(
@@ -195,18 +203,29 @@ class Clients:
             )
             for fact in facts
         ]
-        self._brain.take(items, with_request=with_request)
+        if items:
+            self._brain.take(items, with_request=with_request)
 
 
 @dataclass(slots=True)
 class _Step:
-    """The step a thread is in, and the facts that tell of it, as kvflow's client would send them."""
+    """The step a thread is in, and the facts that tell of it, as kvflow's client would send them.
+
+    Attributes:
+        ended: facts of tools that have ended; they ride on the request that follows at once, if one does.
+    """
 
     workflow_id: str
     workflow_type: str
     parent_id: str | None
     agent: str | None = None
     count: int = 0
+    ended: list[Fact] = field(default_factory=list)
+
+    def riding(self) -> list[Fact]:
+        """What has not been said yet, to be said now."""
+        facts, self.ended = self.ended, []
+        return facts
 
     def enter(self, agent: str) -> list[Fact]:
         """An agent asks; a step ends when another agent's begins."""
