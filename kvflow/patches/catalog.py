@@ -154,6 +154,13 @@ SEAMS: tuple[Seam, ...] = (
     _tree("tree.walk", "_advance_insert", ("self",), "An insertion begins where the path ends that a request holds."),
     _tree("tree.leaves", "_update_evictable_leaf_sets", ("self", "node"), "What is within a path is no leaf."),
     _override(
+        "tree.value_len",
+        "sglang.srt.mem_cache.unified_cache.components.base.TreeComponent.value_len",
+        ("self", "node"),
+        Feature.EVICTION,
+        "Walks ask the base component for it at every node.",
+    ),
+    _override(
         "tree.key",
         "sglang.srt.mem_cache.radix_cache.RadixKey.match_at",
         ("self", "other", "offset", "page_size"),

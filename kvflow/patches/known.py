@@ -1,4 +1,4 @@
-"""Insertions that begin where a request's path in the tree ends, instead of at the root.
+"""Shorter walks along a request's path in the tree: insertions begin where it ends, instead of at the root.
 
 A session adds a node or two with every turn, and each request is entered up to three times: its prompt, its whole
 text, and its prompt's end once more. SGLang walks from the root every time, compares each node's key, and cuts what it
@@ -53,6 +53,27 @@ def go_ahead(core: Any, walk: Any, node: Any, end: int) -> None:
         node.priority = max(node.priority, walk.priority)
         walk.node, done = node, tokens
     walk.total_prefix_length, walk.key, walk.value = done, walk.key[done:], walk.value[done:]
+
+
+def count_values_fast(components: Any) -> None:
+    """Let walks, which ask every node a dozen times a request how much it holds, ask the tensor itself.
+
+    The length of a tensor goes through Python, and takes fifteen times as long as the number of its elements.
+
+    Args:
+        components: of a tree core; the base component's values have one dimension.
+    """
+    for component in components:
+        if component.component_type is BASE_COMPONENT_TYPE:
+            component.value_len = _value_len
+
+
+def _value_len(node: Any) -> int:
+    value = node.component_data[BASE_COMPONENT_TYPE].value
+    try:
+        return value.numel()
+    except AttributeError:  # there is none, or it is the root's, a list
+        return len(value or ())
 
 
 def inner(node: Any) -> bool:

@@ -26,7 +26,7 @@ from kvflow.patches.claim import claim_of
 from kvflow.patches.commands import CacheCommands
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.keys import KeyView, NodeKey
-from kvflow.patches.known import go_ahead, inner
+from kvflow.patches.known import count_values_fast, go_ahead, inner
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.orders import require_servable
 from kvflow.patches.prefetch import Prefetch
@@ -82,6 +82,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         self.known: tuple[Any, int] | None = None
         super().__init__(params, components)
+        count_values_fast(self.components)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
         self.own_order: Any = order.own
         self.coordinator.claims.on_ended = self._ended
@@ -295,19 +296,19 @@ class KvflowRadixCache(UnifiedRadixCache):
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
+        self._left(req, checkpointed)
+
+    def claim_kv_row(self, req: Any) -> bool:
+        claimed = super().claim_kv_row(req)
+        if claimed:  # a streaming session keeps what the request had, so that it is not released
+            self._left(req, False)
+        return claimed
+
+    def _left(self, req: Any, checkpointed: bool) -> None:
         if self.gate is not None:
             self.gate.left(req)
         self._tagging.run(self._answered, req, default=None)
         self.watch.left(req, checkpointed)
-
-    def claim_kv_row(self, req: Any) -> bool:
-        claimed = super().claim_kv_row(req)
-        if claimed and self.gate is not None:
-            self.gate.left(req)
-        if claimed:  # a streaming session keeps what the request had, so that it is not released
-            self._tagging.run(self._answered, req, default=None)
-            self.watch.left(req, False)
-        return claimed
 
     def load_back(self, node_id: int, mem_quota: int | None = None, req: Any = None) -> bool:
         before_tokens = self.accounting.counters.load_back_tokens
@@ -395,6 +396,5 @@ class KvflowRadixCache(UnifiedRadixCache):
 
 def _may_prefetch(settings: config.Settings) -> bool:
     book = switch.books.get(Role.SCHEDULER)  # there is none where the cache is built without a scheduler
-    if book is None:
-        return False
-    return settings.prefetch.enabled and book.holds(Feature.PREFETCH) and book.holds(Feature.ADMISSION)
+    holds = book is not None and book.holds(Feature.PREFETCH) and book.holds(Feature.ADMISSION)
+    return settings.prefetch.enabled and holds

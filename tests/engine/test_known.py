@@ -13,16 +13,20 @@ from tests.engine.contract_scenario import PAGE, Scenario, Spelling
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 
-def dumped(real: Real) -> list[tuple[Any, ...]]:
-    """All nodes, in the order of their last use."""
+def nodes(real: Real) -> list[Any]:
     todo, found = [real.cache.tree_core.root_node], []
     while todo:
         node = todo.pop()
         todo += node.children.values()
         found.append(node)
+    return found
+
+
+def dumped(real: Real) -> list[tuple[Any, ...]]:
+    """All nodes, in the order of their last use."""
     return [
         (list(node.key) if node.key else [], node.hit_count, node.priority, node.evicted, node.backuped)
-        for node in sorted(found, key=lambda node: node.last_access_time)
+        for node in sorted(nodes(real), key=lambda node: node.last_access_time)
     ]
 
 
@@ -50,3 +54,16 @@ def test_the_tree_is_the_same(
         from_root.do(operation)
         assert dumped(ahead) == dumped(from_root), operation
     assert skipped > 50
+
+
+def test_what_nodes_hold_is_counted_as_sglang_counts_it(publish: Any) -> None:
+    real = Real("cost", Spelling(), host_ratio=1.5, args=publish(1.5), chunk_tokens=4 * PAGE)
+    seen = set()
+    for operation in Scenario(0, at_once=2).play(60):
+        real.do(operation)
+        [component] = real.cache.tree_core.components
+        for node in nodes(real):
+            tokens = component.value_len(node)
+            assert tokens == type(component).value_len(component, node)
+            seen.add(tokens)
+    assert {0, PAGE} < seen
