@@ -83,6 +83,11 @@ class Prefetcher:
         self._ordered: dict[tuple[str, Node], float] = {}
         self._begun = 0
 
+    @property
+    def settled(self) -> bool:
+        """Whether :meth:`next` has found nothing, and no prediction has changed since."""
+        return (self._coordinator.claims.clock.version, self._begun) == self._decided
+
     def next(self, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """Choose the next load, if there is one worth it.
 
@@ -100,7 +105,7 @@ class Prefetcher:
         clock = self._coordinator.claims.clock
         self.pace.tick(clock.now_s)
         state = (clock.version, self._begun)
-        if state == self._decided or clock.now_s < self._resume_s or not self.pace.may_load:
+        if self.settled or clock.now_s < self._resume_s or not self.pace.may_load:
             return None
         if self._load_is_coming(clock.now_s):
             self._decided = state

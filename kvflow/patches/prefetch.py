@@ -200,6 +200,8 @@ class Prefetch:
     def _choose(self, running: int) -> Load | None:
         cache, req = self._cache, self._asking
         self._asking = None
+        if req is None and self.planner.settled:  # as in most decoding steps; to ask for the room takes longer
+            return None
         room = Room(
             free_tokens=cache._component_available_size(ComponentType.FULL),
             evictable_tokens=cache.full_evictable_size(),

@@ -303,10 +303,13 @@ def test_where_there_was_no_room_nothing_is_tried_for_a_moment(table: Table) -> 
 def test_without_news_nothing_is_looked_at_again(table: Table) -> None:
     table.evict("a")
     table.say("w", a=0.2, b=0.1, c=0.1, d=0.1, e=0.1, f=0.1)
+    assert not table.prefetcher.settled
     assert table.next() is None
     table.free_tokens = 1000
+    assert table.prefetcher.settled
     assert table.next() is None
     table.time(10.1)
+    assert not table.prefetcher.settled
     assert table.next() is not None
 
 
