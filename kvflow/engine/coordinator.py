@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable, Role
-from kvflow.engine.owners import Owners
+from kvflow.engine.owners import Owners, same_tail
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
@@ -115,6 +115,7 @@ class Coordinator:
         self._policy: EvictionPolicy = make_policy(name, self.costs)
         self._uses_age = getattr(self._policy, "uses_age", False)
         self._uses_claims = getattr(self._policy, "uses_claims", True)
+        self._path_order = getattr(self._policy, "path_order", False)
         alike = getattr(self._policy, "unclaimed_alike", False)
         self._unclaimed = self._policy.rank(Leaf(standing=UNKNOWN, tokens=1)) if alike else None
         self.claims.clock.version += 1
@@ -348,6 +349,11 @@ class Coordinator:
             owners.rank, owners.cls = self._rank_leaf(node, standing), standing.cls
             owners.rank_version = version
         return owners.rank
+
+    def follows(self, parent: Node, child: Node) -> bool:
+        """Whether a node whose child leaves is sure to be next if that makes it a leaf: it is worth no more."""
+        alike = self._path_order and same_tail(parent.owners, child.owners, self.claims.clock)
+        return alike and (self._backed_up(parent) or not self._backed_up(child))
 
     def standing(self, node: Node) -> Standing:
         """What the claims on a node add up to now."""

@@ -171,7 +171,7 @@ class Owners:
 
         Cost: O(claims and roles), O(1) for another node in the tail of the same claim alone.
         """
-        alone = self._alone()
+        alone = self.alone()
         if alone is not None and alone.tail_standing is not None and alone.tail_standing[0] == clock.version:
             return alone.tail_standing[1]
         fixed_steps = tail_steps = next_s = None
@@ -222,7 +222,7 @@ class Owners:
             alone.tail_standing = clock.version, standing
         return standing
 
-    def _alone(self) -> Claim | None:
+    def alone(self) -> Claim | None:
         """The claim in whose tail the node is, if nobody else has anything to do with it."""
         if self.fixed or self.superseded or len(self.claims) != 1:
             return None
@@ -240,6 +240,16 @@ class Owners:
     def _wanted(self) -> bool:
         """Whether some role's workflows will want the node whoever they are, or one that lives may still use it."""
         return any(mark.share(role) > 0 or (mark.shared and role.claims) for role, mark in self.fixed.items())
+
+
+def same_tail(one: Owners | None, other: Owners | None, clock: Clock) -> bool:
+    """Whether two nodes are in the tail of the same claim alone, its use is expected, and neither is pinned."""
+    if one is None or other is None or one.pins or other.pins:
+        return False
+    claim = one.alone()
+    if claim is None or claim.tail_standing is None or claim.tail_standing[0] != clock.version:
+        return False
+    return other.alone() is claim
 
 
 def _for_good(claim: Claim) -> bool:

@@ -28,6 +28,7 @@ class CostPolicy:
     name = "cost"
     guarded = True
     unclaimed_alike = True
+    path_order = True
 
     def __init__(self, costs: ServingCosts | None = None) -> None:
         self._costs = costs or ServingCosts()
@@ -54,6 +55,7 @@ class BeladyPolicy:
 
     name = "belady"
     unclaimed_alike = True
+    path_order = True
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank by descending time to next use."""

@@ -26,7 +26,8 @@ class EvictionPolicy(Protocol):
 
     A policy that looks at :attr:`Leaf.age` says so with ``uses_age = True``; one that looks at no claims can save
     their addition with ``uses_claims = False``, and one that ranks all leaves without claims alike can save their
-    ranking with ``unclaimed_alike = True``.
+    ranking with ``unclaimed_alike = True``. One that, of two nodes of a path that stand alike and can be had again for
+    the same price, never ranks the upper one higher can save the ranking of whole paths with ``path_order = True``.
     """
 
     name: str

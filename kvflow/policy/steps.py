@@ -16,6 +16,7 @@ class StepsPolicy:
 
     name = "steps"
     unclaimed_alike = True
+    path_order = True
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank by class, then by descending steps-to-execution."""

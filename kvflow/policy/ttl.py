@@ -15,6 +15,7 @@ class TTLPolicy:
 
     name = "ttl"
     unclaimed_alike = True
+    path_order = True
 
     def rank(self, leaf: Leaf) -> Rank:
         """Rank pinned contexts above all others."""

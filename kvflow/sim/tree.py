@@ -234,14 +234,15 @@ class RadixTree:
         heapq.heapify(heap)
         freed = 0
         while freed < pages and heap:
-            node = heapq.heappop(heap)[3]
-            if node not in leaves:
-                continue
-            parent = node.parent
-            freed += node.key.pages
-            leave(node)
-            if parent is not None and parent in leaves:
-                heapq.heappush(heap, (priority(parent), parent.last_access_time, id(parent), parent))
+            node: Node | None = heapq.heappop(heap)[3]
+            while node is not None and node in leaves:
+                parent = node.parent
+                follows = parent is not None and self._coordinator.follows(parent, node)
+                freed += node.key.pages
+                leave(node)
+                if freed < pages and not follows and parent is not None and parent in leaves:
+                    heapq.heappush(heap, (priority(parent), parent.last_access_time, id(parent), parent))
+                node = parent if follows and freed < pages else None
         return freed
 
     def _leave_device(self, node: Node) -> None:
