@@ -311,7 +311,7 @@ class ControlPlane:
         )
         update = WorkflowUpdate(workflow_id=workflow_type, workflow_type=workflow_type, claims=claims, expected=True)
         if update != state.announced:
-            if state.announced in intake.updates:
+            if state.announced in intake.updates:  # made by an earlier fact of the same request
                 intake.updates.remove(state.announced)
             state.announced = update
             intake.updates.append(update)
@@ -343,6 +343,7 @@ class ControlPlane:
             current = self._workflows.get(current.parent_id) if current.parent_id else None
 
     def _change(self, workflow: Workflow, intake: Intake) -> None:
+        """Predict it when all facts are in; its cursor has to be in place before the next of them."""
         self._follow(workflow)
         intake.changed[workflow.workflow_id] = workflow
 

@@ -224,7 +224,7 @@ class Guard:
         self._seen.clear()
 
     def _sampled(self, digests: Sequence[int]) -> tuple[Sequence[int], list[int]]:
-        """Where the digests are that are followed, and which."""
+        """Of a prompt's digests those that are in the sample: their places, and they themselves."""
         if self._sample == 1:
             return range(len(digests)), list(digests)
         places = [place for place, digest in enumerate(digests) if not digest % self._sample]

@@ -243,7 +243,10 @@ class Owners:
 
 
 def same_tail(one: Owners | None, other: Owners | None, clock: Clock) -> bool:
-    """Whether two nodes are in the tail of the same claim alone, its use is expected, and neither is pinned."""
+    """Whether two nodes are in the tail of one claim and of no other, so that both have the standing made of it last.
+
+    No if either is pinned by command, or the claim has no such standing: no use is expected, or something has changed.
+    """
     if one is None or other is None or one.pins or other.pins:
         return False
     claim = one.alone()

@@ -58,7 +58,7 @@ def go_ahead(core: Any, walk: Any, node: Any, end: int) -> None:
 def count_values_fast(components: Any) -> None:
     """Let walks, which ask every node a dozen times a request how much it holds, ask the tensor itself.
 
-    The length of a tensor goes through Python, and takes fifteen times as long as the number of its elements.
+    The length of a tensor goes through Python, and takes six times as long as the number of its elements.
 
     Args:
         components: of a tree core; the base component's values have one dimension.
