@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvflow.patches import known, tree
+from kvflow.patches import core as tree_core
+from kvflow.patches import known
 from tests.engine.contract_real import Real
 from tests.engine.contract_scenario import PAGE, Scenario, Spelling
 
@@ -48,9 +49,9 @@ def test_the_tree_is_the_same(
         Real("cost", Spelling(), host_ratio=host, args=args, chunk_tokens=chunk_pages * PAGE) for _ in range(2)
     )
     for operation in Scenario(seed, at_once=2).play(200):
-        monkeypatch.setattr(tree, "go_ahead", counted)
+        monkeypatch.setattr(tree_core, "go_ahead", counted)
         ahead.do(operation)
-        monkeypatch.setattr(tree, "go_ahead", lambda *_: None)
+        monkeypatch.setattr(tree_core, "go_ahead", lambda *_: None)
         from_root.do(operation)
         assert dumped(ahead) == dumped(from_root), operation
     assert skipped > 50

@@ -1,0 +1,194 @@
+"""SGLang's Python tree core with claims on its nodes: the order in which they leave either tier.
+
+Both tiers ask one strategy object for the order, so ranking nodes there governs eviction on device and host alike.
+SGLang's configured strategy stays underneath and breaks ties, which makes an unhinted server behave as without kvflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+from kvflow import config
+from kvflow.engine import Accounting, Coordinator, Journal, Tier, unit_tokens
+from kvflow.engine.leaves import Leaves, made_of
+from kvflow.patches.guard import Guard, note
+from kvflow.patches.keys import KeyView, NodeKey
+from kvflow.patches.known import count_values_fast, go_ahead, inner
+from kvflow.patches.orders import require_servable
+from kvflow.patches.rank import ClaimOrder
+from kvflow.patches.trust import Trust
+from kvflow.policy import EvictionClass, ServingCosts
+
+
+class KvflowTreeCore(UnifiedTreeCore):
+    """SGLang's Python tree core, whose nodes carry owners."""
+
+    evictable_device_leaves: Any  # Leaves; sets, while SGLang's constructor runs
+    evictable_host_leaves: Any
+
+    def __init__(self, params: Any, components: Any) -> None:
+        settings = config.load()
+        require_servable(settings.eviction.policy)
+        self.unit_tokens = unit_tokens(params.page_size)
+        costs = ServingCosts(**settings.costs.model_dump(exclude={"learn_loads"}))
+        self.coordinator = Coordinator(settings.eviction.policy, costs, cached=self._has)
+        self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
+        self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
+        self.journal = Journal(self.coordinator.claims.clock, settings.telemetry.journal_entries)
+        self._telling = Guard("journal")
+        self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
+        self.known: tuple[Any, int] | None = None
+        super().__init__(params, components)
+        count_values_fast(self.components)
+        self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
+        self.own_order: Any = order.own
+        self.coordinator.claims.on_ended = self._ended
+        self._order_leaves()
+
+    def _new_node(self, priority: int = 0) -> Any:
+        node: Any = super()._new_node(priority)
+        node.owners = node.load = None
+        node.fetched = False
+        return node
+
+    def _has(self, node: Any) -> bool:
+        """Whether a node is in the tree; one that was removed keeps its values."""
+        try:
+            return self.node_by_id(node.id) is node
+        except KeyError:
+            return False
+
+    def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
+        result: Any = super()._split_node(key, child, split_len)
+        self.coordinator.split(result[0], child)
+        for node in (result[0], child):
+            node.key = NodeKey.of(node.key)
+        return result
+
+    def begin_insert(self, params: Any) -> Any:
+        if not (self.is_eagle or params.key.is_bigram):
+            params.key = KeyView.of(params.key)
+        return super().begin_insert(params)
+
+    def _update_evictable_leaf_sets(self, node: Any) -> None:
+        if inner(node):
+            self.evictable_device_leaves.discard(node)
+            self.evictable_host_leaves.discard(node)
+        else:
+            super()._update_evictable_leaf_sets(node)
+
+    def _advance_insert(self) -> Any:
+        walk: Any = self._ongoing_insert_walk_state
+        if self.known is not None and walk.node is self.root_node:
+            go_ahead(self, walk, *self.known)
+        return super()._advance_insert()
+
+    def _add_new_node(self, *args: Any, **kwargs: Any) -> Any:
+        node: Any = super()._add_new_node(*args, **kwargs)
+        node.key = NodeKey.of(node.key)
+        return node
+
+    def reset(self) -> None:
+        super().reset()
+        if hasattr(self, "own_order"):  # else it is the one in SGLang's constructor
+            self._order_leaves()
+
+    def evict_device_start(self, component_type: Any, request_cnt: int) -> Any:
+        self._asked_tokens = request_cnt
+        self._open_round(self.evictable_device_leaves)
+        return super().evict_device_start(component_type, request_cnt)
+
+    def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        result = super().evict_device_next_node(component_type, tracker)
+        enough = result.made_progress or tracker[component_type] >= self._asked_tokens
+        if enough or not self.evictable_device_leaves.widen():
+            return result
+        super().evict_device_end(component_type)
+        super().evict_device_start(component_type, self._asked_tokens)
+        return super().evict_device_next_node(component_type, tracker)
+
+    def evict_device_end(self, component_type: Any) -> Any:
+        self._close_round(self.evictable_device_leaves)
+        return super().evict_device_end(component_type)
+
+    def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
+        self._open_round(self.evictable_host_leaves, tokens=num_tokens)
+        try:
+            return super().drive_host_eviction(component_type, num_tokens)
+        finally:
+            self._close_round(self.evictable_host_leaves)
+
+    def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
+        node: Any = self.node_by_id(node_id)
+        cls, tokens = self.class_of(node), len(node.key)
+        result = super().evict_device_leaf(node_id, is_write_back)
+        if result.backup_kv is None:  # else the node stays until demote()
+            self._leaves(node, Tier.DEVICE, cls, tokens)
+        return result
+
+    def demote(self, node_id: int) -> Any:
+        node: Any = self.node_by_id(node_id)
+        self._leaves(node, Tier.DEVICE, self.class_of(node), len(node.key))
+        return super().demote(node_id)
+
+    def candidates(self) -> list[Any]:
+        """What could leave the device, ready to be ranked: all of it, or the part that a round would look at."""
+        leaves = self.evictable_device_leaves
+        self._open_round(leaves)
+        found = list(leaves)
+        self._close_round(leaves)
+        return found
+
+    def _evict_host_leaf(self, node: Any, *args: Any, **kwargs: Any) -> None:
+        self._leaves(node, Tier.HOST, self.class_of(node), len(node.key))
+        super()._evict_host_leaf(node, *args, **kwargs)
+
+    def _leaves(self, node: Any, tier: Tier, cls: EvictionClass, tokens: int) -> None:
+        """Account for a node that leaves a tier."""
+        self.accounting.evicted(tier, cls, tokens)
+        self.on_left(node, tier)
+        self._telling.run(self.journal.evicted, node, tier, cls, tokens, default=None)
+
+    def commit_load_back(self, node_id: int, device_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        self.accounting.loaded_back(len(device_indices))
+        return super().commit_load_back(node_id, device_indices, *args, **kwargs)
+
+    def class_of(self, node: Any) -> EvictionClass:
+        """Order class a node is in now."""
+        try:
+            return self.coordinator.class_of(node)
+        except Exception:
+            note("eviction order")
+            node.owners = None
+            return EvictionClass.UNCLAIMED
+
+    def _order_leaves(self) -> None:
+        """Let rounds look at a part of the leaves, where there are many."""
+        self.evictable_device_leaves = made_of(self.evictable_device_leaves, self.own_order)
+        self.evictable_host_leaves = made_of(self.evictable_host_leaves, self.own_order)
+
+    def _ended(self, node: Any) -> None:
+        self.evictable_device_leaves.ended(node)
+        self.evictable_host_leaves.ended(node)
+
+    def _open_round(self, leaves: Leaves, tokens: int = 0) -> None:
+        """Settle who the candidates are. Should that ever fail, the order is SGLang's from then on."""
+        try:
+            share = self.trust.share
+            if self.coordinator.by_parts:
+                leaves.open_round(claims=self.coordinator.uses_claims and share > 0, tokens=tokens)
+            self.coordinator.open_round(leaves, share)
+        except Exception:
+            note("eviction order")
+            self.coordinator.set_policy("lru")
+            leaves.widen()
+
+    def _close_round(self, leaves: Leaves) -> None:
+        try:
+            leaves.close_round(self.coordinator.priority)
+        except Exception:
+            note("eviction order")
+            leaves.widen()
