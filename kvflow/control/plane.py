@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvflow.config import Settings
-from kvflow.control.arrivals import Arrivals
+from kvflow.control.coming import Coming
 from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
 from kvflow.control.threads import Threads
 from kvflow.control.workflow import Context, ToolWait, Workflow
-from kvflow.graph import END, START, steps_to_execution
+from kvflow.graph import END
 from kvflow.hints import VERBS, DecodedFact, FeedbackFact, Outcome, Status, StepFact, ToolFact
-from kvflow.predict import ClaimPrediction, WorkflowUpdate
+from kvflow.predict import WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
 _UNLIKELY = 0.02
@@ -40,25 +40,6 @@ class Intake:
     changed: dict[str, Workflow] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _TypeState:
-    """What the live workflows of one type have in common.
-
-    Attributes:
-        live: how many there are.
-        arrivals: when the next one is expected.
-        last_seen_s: clock reading when one was last seen.
-        announced: what the engine was told of the one to come.
-        revisit_s: when it is to be told again.
-    """
-
-    live: int = 0
-    arrivals: Arrivals = field(default_factory=Arrivals)
-    last_seen_s: float = 0.0
-    announced: WorkflowUpdate | None = None
-    revisit_s: float = math.inf
-
-
 class ControlPlane:
     """Turns facts into predictions. Not thread-safe: everything happens on the event loop's thread.
 
@@ -74,8 +55,8 @@ class ControlPlane:
         self._settings = settings
         self._clock = clock
         self._workflows: OrderedDict[str, Workflow] = OrderedDict()
-        self._types: dict[str, _TypeState] = {}
         self.threads = Threads(settings.intake.max_workflows)
+        self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -101,6 +82,7 @@ class ControlPlane:
                 Outcome(action_id=item.action_id, action_type=item.action_type, status=status, reason=reason)
             )
         self.count(intake.outcomes)
+        intake.updates.extend(self._coming.announce())
         for workflow in intake.changed.values():
             if self._workflows.get(workflow.workflow_id) is workflow:
                 self._predict(workflow, intake)
@@ -147,14 +129,7 @@ class ControlPlane:
                 self._retire(workflow, intake)
             elif (workflow.pins and workflow.expire_pins(now_s)) or now_s >= workflow.revisit_s:
                 self._predict(workflow, intake)
-        for workflow_type, state in list(self._types.items()):
-            if state.live and now_s >= state.revisit_s:
-                self._announce_next(workflow_type, state, intake)
-            if not state.live and now_s - state.last_seen_s > self._settings.intake.arrival_idle_s:
-                del self._types[workflow_type]
-                if state.announced is not None:
-                    intake.updates.append(replace(state.announced, claims=(), retired=True))
-        return intake.updates
+        return [*intake.updates, *self._coming.expire()]
 
     def view(self) -> list[dict[str, Any]]:
         """Describe the live workflows, the one idle for longest first."""
@@ -184,18 +159,16 @@ class ControlPlane:
         if asks:
             self._ask(workflow, fact.agent)
         if workflow.latest != known_step:
-            self._step_over(workflow, known_step if fact.step_id is None else None, intake)
+            self._step_over(workflow, known_step if fact.step_id is None else None)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.start(workflow.workflow_id, fact.agent, step_id)
         self._change(workflow, intake)
         return Status.ACCEPTED, ""
 
-    def _step_over(self, workflow: Workflow, step: tuple[str, str] | None, intake: Intake) -> None:
+    def _step_over(self, workflow: Workflow, step: tuple[str, str] | None) -> None:
         """The next step begins. Learn from one before that nobody says to have ended, if nothing of it is in flight."""
-        state = self._types[workflow.workflow_type]
-        if state.arrivals.step(state.live):
-            self._announce_next(workflow.workflow_type, state, intake)
+        self._coming.stepped(workflow.workflow_type)
         context = workflow.contexts.get(step[0]) if step is not None else None
         if step is not None and (context is None or not context.arrivals_s):
             started_s = workflow.started_s.pop(step, None)
@@ -280,41 +253,13 @@ class ControlPlane:
         )
         self._workflows[fact.workflow_id] = workflow
         self._count_child(workflow, 1)
-        state = self._types.setdefault(fact.workflow_type, _TypeState())
-        state.arrivals.start(self._clock())
-        state.live += 1
-        self._announce_next(fact.workflow_type, state, intake)
+        self._coming.started(fact.workflow_type)
         return workflow
 
     def _count_child(self, workflow: Workflow, change: int) -> None:
         parent = self._workflows.get(workflow.parent_id) if workflow.parent_id else None
         if parent is not None:
             parent.children = max(0, parent.children + change)
-
-    def _announce_next(self, workflow_type: str, state: _TypeState, intake: Intake) -> None:
-        """Predict the workflow of this type that has not started yet."""
-        known = self.graphs.find(workflow_type)
-        now_s, left_steps = self._clock(), state.arrivals.left_steps
-        if known is None or left_steps is None:
-            return
-        steps = steps_to_execution(known.graph, frozenset({START}))
-        start_s = state.arrivals.next_s(now_s)
-        state.revisit_s = max(now_s + _LEAST_REVISIT_S, start_s)
-        claims = tuple(
-            ClaimPrediction(
-                agent=agent,
-                steps=round(count + left_steps, 1),
-                due_s=round(start_s + (count - 1) * self.forecaster.pace.typical_s(workflow_type, agent), 1),
-            )
-            for agent, count in sorted(steps.items())
-            if count is not None and agent != END
-        )
-        update = WorkflowUpdate(workflow_id=workflow_type, workflow_type=workflow_type, claims=claims, expected=True)
-        if update != state.announced:
-            if state.announced in intake.updates:  # made by an earlier fact of the same request
-                intake.updates.remove(state.announced)
-            state.announced = update
-            intake.updates.append(update)
 
     def tenant_of(self, workflow_id: str) -> str:
         """Whose a live workflow is, as its program or else itself says; empty if neither does."""
@@ -374,9 +319,7 @@ class ControlPlane:
             learner.finish(workflow.workflow_id)
         del self._workflows[workflow.workflow_id]
         self._count_child(workflow, -1)
-        state = self._types[workflow.workflow_type]
-        state.live -= 1
-        state.last_seen_s = self._clock()
+        self._coming.ended(workflow.workflow_type)
         intake.updates.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
         )

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
-from kvflow.engine.claims import Claim, ClaimTable, Role
-from kvflow.engine.owners import Owners, same_tail
+from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.entering import enter, learn
+from kvflow.engine.owners import same_tail
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
@@ -174,11 +175,11 @@ class Coordinator:
             clock.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
             held.role.stamp += 1
             held.stamp = held.role.stamp
-            self._learn(held, path, fixed_tokens)
+            learn(held, path, fixed_tokens, self._cached)
         if held.placed != (held.since_s is not None):
             held.placed = not held.placed
             clock.version += 1
-        self._enter(held, path, fixed_tokens)
+        enter(held, path, fixed_tokens, clock.now_s)
 
     def found(self, claim: Claim, lost: Node, path: Sequence[tuple[Node, int]]) -> None:
         """What had left the cache is there again, under other nodes; what is not is forgotten.
@@ -192,79 +193,8 @@ class Coordinator:
             if holder.tip is lost:
                 holder.tip = None
         if path and not claim.retired:
-            self._enter(claim, path, claim.role.fixed_tokens)
+            enter(claim, path, claim.role.fixed_tokens, self.claims.clock.now_s)
         self.claims.clock.version += 1
-
-    def _enter(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
-        fixed_tokens = self._shared_tokens(held, path, fixed_tokens)
-        held.role.fixed_tokens = fixed_tokens
-        self._tag_tail(held, path, fixed_tokens)
-        self._tag_fixed(held, path, fixed_tokens)
-
-    def _learn(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
-        """See which dynamic tails this prompt has extended, and what of ended workflows it has found.
-
-        Its own last tail was not extended if it is still there; one that has been evicted could not be.
-        """
-        for node, end in path:
-            if end <= fixed_tokens:
-                break
-            if node.owners is None:
-                continue
-            revived: set[Role] = set()
-            for claim, is_fixed in node.owners.claims.items():
-                if not is_fixed:
-                    claim.settle_tail(reused=True)
-                    if claim.retired and claim.role not in node.owners.fixed:
-                        revived.add(claim.role)
-            for role in revived:
-                role.settle_end(revived_tokens=len(node.key))
-            if held in node.owners.claims:
-                break
-        if held.tip is not None and self._cached(held.tip):
-            held.settle_tail(reused=False)
-        held.tail_pending = False
-
-    @staticmethod
-    def _shared_tokens(held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> int:
-        """How much of a prompt is the role's rather than the workflow's: what is fixed, or was found in both."""
-        for node, end in reversed(path):
-            if end > fixed_tokens:
-                if node.owners is None or not node.owners.shared_with(held):
-                    break
-                fixed_tokens = end
-        return fixed_tokens
-
-    def _tag_tail(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
-        joined: Node | None = None
-        for node, end in path:
-            if end <= fixed_tokens:
-                break
-            owners = _owners(node, end)
-            if held in owners.claims:
-                joined = node
-                break
-            owners.hold_tail(held, self.claims.clock.now_s)
-        tip, held.tip = held.tip, path[0][0]
-        held.context_tokens, held.tail_standing = path[0][1], None
-        held.tail_tokens = max(0, path[0][1] - fixed_tokens)
-        held.tail_pending |= path[0][1] > fixed_tokens
-        if tip is not None and tip is not joined:
-            self._supersede(held, tip, {id(node) for node, _ in path})
-
-    def _supersede(self, held: Claim, tip: Node, current: set[int]) -> None:
-        now_s = self.claims.clock.now_s
-        node: Node | None = tip
-        while node is not None and id(node) not in current and node.owners is not None:
-            node.owners.supersede(held, now_s)
-            node = node.parent
-
-    def _tag_fixed(self, held: Claim, path: Sequence[tuple[Node, int]], fixed_tokens: int) -> None:
-        for node, end in reversed(path):
-            if end > fixed_tokens:
-                return
-            _owners(node, end).hold_fixed(held, self.claims.clock.now_s)
-            held.role.tip = node
 
     def answered(self, claim: PromptClaim) -> None:
         """A request has been answered. The control plane will hear of it too, and say more, but later."""
@@ -388,12 +318,6 @@ class Coordinator:
                 backed_up=self._backed_up(node) if backed_up is None else backed_up,
             )
         )
-
-
-def _owners(node: Node, end_tokens: int) -> Owners:
-    if node.owners is None:
-        node.owners = Owners(end_tokens)
-    return node.owners
 
 
 def _last_access(node: Node) -> float:

@@ -15,6 +15,7 @@ from kvflow.engine import KvCommand, PromptClaim
 ACTION_TYPE = "kvflow.claim"
 COMMAND_TYPE = "kvflow.prompt_command"
 REUSE_TYPE = "kvflow.reuse"
+UPDATES_TYPE = "kvflow.updates"
 
 
 def attach(
@@ -35,7 +36,7 @@ def attach(
             Without slots it is for the answer's sake.
         key: tells what becomes of the commands from what becomes of others'.
     """
-    own = (ACTION_TYPE, COMMAND_TYPE, REUSE_TYPE)
+    own = (ACTION_TYPE, COMMAND_TYPE, REUSE_TYPE, UPDATES_TYPE)
     actions = [action for action in envelope.get("actions", ()) if action["action_type"] not in own]
     if claim is not None:
         actions.append(_action(ACTION_TYPE, asdict(claim)))

@@ -79,7 +79,7 @@ def on_prompt(front: Front, items: Sequence[DecodedCommand], step: StepFact | No
     own = [_command(front, item, step) for item in items if isinstance(item.command.target, PromptTarget)]
     if not own:
         return None
-    front.tell_time()
+    front.mail.post()
     return PromptCommands(key=uuid4().hex, items=items, commands=own)
 
 
@@ -109,7 +109,7 @@ async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_requ
             found[index] = _outcome(item, Status.REJECTED, "no request carries it: name an agent or a workflow")
     if sent:
         resolved = [_command(front, commands[index], None) for index in sent]
-        front.tell_time()
+        front.mail.post()
         front.terms.sent(max(command.ttl_s for command in resolved))
         try:
             replicas = await front.ask("commands", commands=[asdict(command) for command in resolved])

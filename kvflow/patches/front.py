@@ -25,8 +25,8 @@ from kvflow.patches import claim, commands_http
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots
-from kvflow.patches.messages import KvflowAnswer, KvflowCommanded, KvflowQuery, KvflowUpdates
-from kvflow.predict import WorkflowUpdate
+from kvflow.patches.mail import Mail
+from kvflow.patches.messages import KvflowAnswer, KvflowCommanded, KvflowQuery
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class Front:
     def __init__(self, tokenizer_manager: Any) -> None:
         self.settings = config.load()
         self.plane = ControlPlane(self.settings, self._clock)
+        self.mail = Mail(tokenizer_manager, self._clock)
         self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
         self._checker = Checker(self, tokenizer_manager)
@@ -101,7 +102,7 @@ class Front:
         return front
 
     def admit(self, envelope: Any, text: str | None = None) -> Admission:
-        """Take the facts of one request and send what they change ahead of it.
+        """Take the facts of one request, and post what they change ahead of it.
 
         Args:
             envelope: its hints.
@@ -156,7 +157,8 @@ class Front:
             updates = self.plane.answered(step.workflow_id, step.agent)
             if step.final and step.step_id is None:  # a named step says itself when it ends
                 updates += self.plane.finish(step.workflow_id)
-            self.send(updates)
+            if updates:
+                self.mail.post(updates)
         except Exception:
             note("taking answers")
 
@@ -206,30 +208,10 @@ class Front:
         if prompt is not None:
             prompt.answers.append(message.answers)
 
-    def send(self, updates: list[WorkflowUpdate]) -> None:
-        """Send predictions, and the time, to every rank of every replica, ahead of later requests."""
-        if updates:
-            self._tick(updates)
-
-    def tell_time(self) -> None:
-        """Send the time alone, for what is sent next to be reckoned from."""
-        self._tick([])
-
-    def _tick(
-        self,
-        updates: list[WorkflowUpdate],
-        *,
-        load_token_s: float = 0.0,
-        feedback: list[tuple[str, float]] | None = None,
-    ) -> None:
-        wire = [update.to_wire() for update in updates]
-        message = KvflowUpdates(now_s=self._clock(), load_token_s=load_token_s, updates=wire, feedback=feedback or [])
-        self._tokenizer_manager._dispatch_to_scheduler(message)
-
     def _take(self, facts: tuple[DecodedFact, ...], *, with_request: bool = False) -> list[Outcome]:
         intake = self.plane.take(facts, with_request=with_request)
         if intake.updates or intake.feedback:
-            self._tick(intake.updates, feedback=intake.feedback)
+            self.mail.post(intake.updates, feedback=intake.feedback)
         if not self._timers:
             jobs = (self._keep_time(), self._listen())
             self._timers = [asyncio.get_running_loop().create_task(job) for job in jobs]
@@ -272,7 +254,7 @@ class Front:
             try:
                 updates = self.plane.expire()
                 if self.terms.run() or updates or len(self.plane):
-                    self._tick(updates)
+                    self.mail.post(updates)
             except Exception:
                 note("expiry")
 
@@ -291,7 +273,7 @@ class Front:
                     self.plane.forecaster.reload_s = fmean(loads_s)
                 tokens_s = [each["load_token_s"] for each in waits if each["load_token_s"]]
                 if tokens_s and self.settings.costs.learn_loads:
-                    self._tick([], load_token_s=fmean(tokens_s))
+                    self.mail.post(load_token_s=fmean(tokens_s))
             except ServerUnavailableError:
                 logger.debug("the schedulers are too busy to say how long requests wait")
             except Exception:
