@@ -16,6 +16,7 @@ import pytest
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.launch import launch_server
 from kvflow.patches.cpu.model import build_model
+from tests import forking
 
 COMMON = ("--page-size", "16", "--sleep-on-idle", "--enable-metrics", "--max-running-requests", "8")
 HOST_TIER = ("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through")
@@ -97,6 +98,8 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     ) -> Iterator[Server]:
         log = tmp_path_factory.mktemp("server") / "log"
         environment = {"KVFLOW_STRICT": "1", **(env or {})}
+        if not any(name.startswith("SGLANG_") for name in environment):  # its modules read some when imported
+            options.setdefault("spawn", forking.spawn)
         with (
             launch_server(model, log_path=log, extra_args=[*COMMON, *flags], env=environment, **options) as process,
             httpx.Client(base_url=process.url, timeout=120, headers=headers) as client,

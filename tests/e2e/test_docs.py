@@ -107,7 +107,7 @@ def test_the_demo_runs_and_kvflow_computes_and_loads_less(tmp_path: Path) -> Non
         "--rounds",
         "1",
         "--workflows",
-        "4",
+        "8",
         "--json",
         "--folder",
         str(tmp_path),
@@ -116,5 +116,5 @@ def test_the_demo_runs_and_kvflow_computes_and_loads_less(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["identical_tokens"]
-    assert result["comparison"][0]["ratio"] <= 0.80  # one round on a machine that may be busy; three give 0.70 or less
+    assert result["comparison"][0]["ratio"] <= 0.70
     assert (tmp_path / "demo.html").stat().st_size > 50_000

@@ -13,6 +13,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typer.testing import CliRunner, Result
 from kvflow.cli import app
 from kvflow.errors import ConfigError, ServerUnavailableError
 from kvflow.replay import run as running
+from kvflow.replay import server as serving
 from kvflow.replay.arms import Arm, parse_arms
 from kvflow.replay.connection import Connection
 from kvflow.replay.engines import Sizes, cpu_engine
@@ -33,6 +35,7 @@ from kvflow.replay.server import Ready, Running
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload, read_workload
 from kvflow.trace import LLMCall, Program, SynthOptions, ToolEnd, ToolStart, programs, synthetic_trace, write_trace
+from tests import forking
 from tests.e2e.conftest import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
@@ -57,6 +60,13 @@ def plan_of(folder: Path, arms: str = "lru", **more: Any) -> Plan:
 
 def played(plan: Plan, workload: Workload, folder: Path) -> list[Round]:
     return replay(plan, workload, folder / "rounds", lambda *_: None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "launch_server", partial(serving.launch_server, spawn=forking.spawn))
+        yield
 
 
 @pytest.fixture

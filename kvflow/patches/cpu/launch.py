@@ -93,6 +93,7 @@ def start_server(
     data_parallel: int = 1,
     python_path: Sequence[Path | str] = (),
     device: str = "cpu",
+    spawn: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Iterator[Ready]:
     """As `launch_server`, but whoever enters decides when to wait, so that several servers can start at once.
 
@@ -105,6 +106,7 @@ def start_server(
         data_parallel: replicas, each with its own cache.
         python_path: folders to import from before the installed packages, e.g. another SGLang or a test's plugin.
         device: as SGLang calls it; any but ``cpu`` runs without the CPU engine.
+        spawn: starts its first process.
     """
     log_path = Path(log_path)
     port = free_port()
@@ -115,7 +117,7 @@ def start_server(
     environment = server_environment(ranks=ranks, python_path=python_path, device=device) | dict(env or {})
     began_s = time.monotonic()
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
+        process = spawn(
             command,
             env=environment,
             stdout=log,
