@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.entering import enter, learn
-from kvflow.engine.owners import same_tail
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
@@ -280,10 +279,20 @@ class Coordinator:
             owners.rank_version = version
         return owners.rank
 
-    def follows(self, parent: Node, child: Node) -> bool:
+    def path_of(self, node: Node) -> Claim | None:
+        """The claim whose tail leaves in the order of its path when this node of it does; None if none does.
+
+        Policies say whether theirs is such an order (`Policy.path_order`).
+        """
+        owners = node.owners
+        return owners.lone_tail(self.claims.clock) if self._path_order and owners is not None else None
+
+    def follows(self, parent: Node, child: Node, path: Claim) -> bool:
         """Whether a node whose child leaves is sure to be next, if that makes it a leaf. Cost: O(1), no ranking."""
-        alike = self._path_order and same_tail(parent.owners, child.owners, self.claims.clock)
-        return alike and (self._backed_up(parent) or not self._backed_up(child))
+        owners = parent.owners
+        if owners is None or owners.pins or owners.alone() is not path:
+            return False
+        return self._backed_up(parent) or not self._backed_up(child)
 
     def standing(self, node: Node) -> Standing:
         """What the claims on a node add up to now."""

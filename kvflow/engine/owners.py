@@ -229,6 +229,17 @@ class Owners:
         ((claim, is_fixed),) = self.claims.items()
         return None if is_fixed else claim
 
+    def lone_tail(self, clock: Clock) -> Claim | None:
+        """The claim :meth:`alone` tells of, if the standing it gives is still that of all such nodes.
+
+        None if the node is pinned by command, or the claim has no such standing: no use is expected, or something has
+        changed.
+        """
+        claim = None if self.pins else self.alone()
+        if claim is None or claim.tail_standing is None or claim.tail_standing[0] != clock.version:
+            return None
+        return claim
+
     def _idle_since_s(self) -> float:
         return max([self.since_s, *(claim.ended_s for claim in self.claims if claim.retired)])
 
@@ -240,19 +251,6 @@ class Owners:
     def _wanted(self) -> bool:
         """Whether some role's workflows will want the node whoever they are, or one that lives may still use it."""
         return any(mark.share(role) > 0 or (mark.shared and role.claims) for role, mark in self.fixed.items())
-
-
-def same_tail(one: Owners | None, other: Owners | None, clock: Clock) -> bool:
-    """Whether two nodes are in the tail of one claim and of no other, so that both have the standing made of it last.
-
-    No if either is pinned by command, or the claim has no such standing: no use is expected, or something has changed.
-    """
-    if one is None or other is None or one.pins or other.pins:
-        return False
-    claim = one.alone()
-    if claim is None or claim.tail_standing is None or claim.tail_standing[0] != clock.version:
-        return False
-    return other.alone() is claim
 
 
 def _for_good(claim: Claim) -> bool:

@@ -9,7 +9,7 @@ from simpy.events import ProcessGenerator
 
 from kvflow.engine import Accounting, Coordinator, Guard, Tier
 from kvflow.engine.guard import MemoryView
-from kvflow.policy import AdmissionMemory
+from kvflow.policy import AdmissionMemory, EvictionClass
 from kvflow.sim.node import Node
 from kvflow.sim.profile import Profile
 from kvflow.sim.tree import RadixTree
@@ -182,9 +182,9 @@ class Memory:
             self.tree.evict_host(short)
         return pages <= self.host_pages - self.tree.host_pages
 
-    def _count_evicted(self, node: Node, tier: Tier) -> None:
+    def _count_evicted(self, node: Node, tier: Tier, cls: EvictionClass) -> None:
         self.on_left(node, tier)
-        self._accounting.evicted(tier, self._coordinator.class_of(node), len(node.key))
+        self._accounting.evicted(tier, cls, node.key.pages * self.page_tokens)
 
 
 def _between(node: Node, start_pages: int) -> list[Node]:

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable
 
 from kvflow.engine import Coordinator, Tier
+from kvflow.policy import EvictionClass
 from kvflow.sim.context import Context, runs_between
 from kvflow.sim.node import Node, Span, common_pages, cut, first_page
 
@@ -18,7 +19,7 @@ _STEP = 1e-5
 """How much older than its child a parent is, when one prompt touches both."""
 
 
-OnEvicted = Callable[[Node, Tier], None]
+OnEvicted = Callable[[Node, Tier, EvictionClass], None]
 """Called with a node and the tier it leaves, before it does."""
 
 
@@ -38,7 +39,7 @@ class RadixTree:
         page_tokens: int,
         *,
         share: Callable[[], float] = lambda: 1.0,
-        on_evicted: OnEvicted = lambda node, tier: None,
+        on_evicted: OnEvicted = lambda node, tier, cls: None,
     ) -> None:
         self.page_tokens = page_tokens
         self.root = Node(Span([], 0, page_tokens), None, 0)
@@ -227,57 +228,72 @@ class RadixTree:
         self._coordinator.open_round(self._device_leaves, self._share())
         return list(self._device_leaves)
 
-    def _evict(self, leaves: dict[Node, None], pages: int, leave: Callable[[Node], None]) -> int:
+    def _evict(self, leaves: dict[Node, None], pages: int, leave: Callable[[Node, EvictionClass], None]) -> int:
         self._coordinator.open_round(leaves, self._share())
         priority = self._coordinator.priority
         heap = [(priority(node), node.last_access_time, id(node), node) for node in leaves]
         heapq.heapify(heap)
         freed = 0
         while freed < pages and heap:
-            node: Node | None = heapq.heappop(heap)[3]
-            while node is not None and node in leaves:
-                parent = node.parent
-                follows = parent is not None and self._coordinator.follows(parent, node)
-                freed += node.key.pages
-                leave(node)
-                if freed < pages and not follows and parent is not None and parent in leaves:
-                    heapq.heappush(heap, (priority(parent), parent.last_access_time, id(parent), parent))
-                node = parent if follows and freed < pages else None
+            node = heapq.heappop(heap)[3]
+            if node not in leaves:
+                continue
+            parent, left = self._evict_path(node, leaves, pages - freed, leave)
+            freed += left
+            if freed < pages and parent in leaves:
+                heapq.heappush(heap, (priority(parent), parent.last_access_time, id(parent), parent))
         return freed
 
-    def _leave_device(self, node: Node) -> None:
-        self._on_evicted(node, Tier.DEVICE)
+    def _evict_path(
+        self, node: Node, leaves: dict[Node, None], pages: int, leave: Callable[[Node, EvictionClass], None]
+    ) -> tuple[Node, int]:
+        """Evict a leaf and those above that are sure to be next; returns who may be it then, and the pages freed."""
+        coordinator, freed = self._coordinator, 0
+        path, cls = coordinator.path_of(node), coordinator.class_of(node)
+        while True:
+            parent = _parent(node)
+            follows = path is not None and coordinator.follows(parent, node, path)
+            freed += node.key.pages
+            leave(node, cls)
+            if freed >= pages or not follows or parent not in leaves:
+                return parent, freed
+            node = parent
+
+    def _leave_device(self, node: Node, cls: EvictionClass) -> None:
+        self._on_evicted(node, Tier.DEVICE, cls)
         node.on_device = False
         self.device_pages -= node.key.pages
         parent = _parent(node)
         parent.device_children -= 1
-        self._inherit(node)
-        self._classify(node)
-        self._classify(parent)
+        self._inherit(node, parent)
+        del self._device_leaves[node]
+        if self._tiered:
+            self._classify_below(node)
+        if not parent.device_children and not parent.locks:
+            self._device_leaves[parent] = None  # what is above something on the device is there, too
         self._drop_if_gone(node)
 
-    def _leave_host(self, node: Node) -> None:
-        self._on_evicted(node, Tier.HOST)
+    def _leave_host(self, node: Node, cls: EvictionClass) -> None:
+        self._on_evicted(node, Tier.HOST, cls)
         node.on_host = False
         self.host_pages -= node.key.pages
         parent = _parent(node)
         parent.host_children -= 1
-        self._inherit(node)
-        self._classify(node)
-        self._classify(parent)
+        self._inherit(node, parent)
+        self._classify_below(node)
+        self._classify_below(parent)
         self._drop_if_gone(node)
 
     def _leave_storage(self, node: Node) -> None:
         node.on_storage = False
         del self._storage_leaves[node]
         self.storage_pages -= node.key.pages
-        self._inherit(node)
+        self._inherit(node, _parent(node))
         self._classify(node)
         self._drop_if_gone(node)
 
     @staticmethod
-    def _inherit(node: Node) -> None:
-        parent = _parent(node)
+    def _inherit(node: Node, parent: Node) -> None:
         parent.last_access_time = max(parent.last_access_time, node.last_access_time - _STEP)
 
     def _drop_if_gone(self, node: Node) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import simpy
 
-from kvflow.engine import Accounting, Coordinator
+from kvflow.engine import Accounting, Coordinator, Tier
+from kvflow.policy import EvictionClass
 from kvflow.predict import WorkflowUpdate
 from kvflow.sim import Profile
 from kvflow.sim.context import Context, Pager
@@ -131,9 +132,9 @@ class Simulated:
     def _record(self) -> None:
         told = self.tree._on_evicted
 
-        def lost(node: Node, tier: str) -> None:
+        def lost(node: Node, tier: Tier, cls: EvictionClass) -> None:
             self.log.lost.append((tier, node.end * PAGE, self._spelled(node)))
-            told(node, tier)
+            told(node, tier, cls)
 
         self.tree._on_evicted = lost
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvflow.engine import Coordinator
+from kvflow.engine.claims import Claim
 from kvflow.sim import SimSettings, load_profile, simulate
 from kvflow.sim.node import Node
 from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
@@ -36,14 +37,14 @@ def test_what_follows_its_child_out_is_what_its_rank_would_have_chosen(
     followed = 0
     follows = Coordinator.follows
 
-    def counted(self: Coordinator, parent: Node, child: Node) -> bool:
+    def counted(self: Coordinator, parent: Node, child: Node, path: Claim) -> bool:
         nonlocal followed
-        found = follows(self, parent, child)
+        found = follows(self, parent, child, path)
         followed += found
         return found
 
     monkeypatch.setattr(Coordinator, "follows", counted)
     saved = played(policy, host_tokens)
-    monkeypatch.setattr(Coordinator, "follows", lambda self, parent, child: False)
+    monkeypatch.setattr(Coordinator, "follows", lambda self, parent, child, path: False)
     assert played(policy, host_tokens) == saved
     assert followed > 20

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvflow.engine import Coordinator, PromptClaim
+from kvflow.policy import EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from kvflow.sim.context import Context, Pager
 from kvflow.sim.node import Node, backed_up
@@ -124,7 +125,7 @@ class Checked:
     def _evictable(self) -> int:
         return sum(node.key.pages for node in nodes(self.tree) if node.on_device and not node.locks)
 
-    def _left(self, node: Node, tier: str) -> None:
+    def _left(self, node: Node, tier: str, cls: EvictionClass) -> None:
         assert not node.locks
         self.lost.append((node, tier))
         self.model.drop(path_pages(node), tier, node.end - node.key.pages)
