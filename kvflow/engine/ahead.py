@@ -16,7 +16,7 @@ _LOOKED_AT = 16
 
 def target(claim: Claim) -> Node | None:
     """Where the context ends that the claim will use: its own, or the fixed prompt others of its role have left."""
-    return claim.tip if claim.tip is not None and claim.keeps_tail else claim.role.tip
+    return claim.tip if claim.tip is not None and claim.keeps_tail else claim.fixed_prompt.tip
 
 
 def nearest(coordinator: Coordinator) -> list[Claim]:

@@ -3,127 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from kvflow.engine.clock import SOON_S, Clock
 from kvflow.engine.ports import Node
+from kvflow.engine.roles import FixedPrompt, Role
 from kvflow.policy import Standing
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _MAX_ROLES = 65_536
-_MIN_WASTED = 4
-_TAIL_MEMORY = 64
-_TAIL_PRIOR = 2
-_END_MEMORY_TOKENS = 1 << 20
 _STEP_S = 5.0
 """How long a step is taken to be when a prediction gives steps only."""
-_SOON_S = 0.02
-"""Times to next use are told apart down to this; below, what is overdue for longest comes first."""
-_QUEUE_WEIGHT = 0.1
-
-
-@dataclass(slots=True, eq=False)
-class Clock:
-    """Time as the ordered messages tell it, the same on every rank.
-
-    Attributes:
-        version: grows with everything that can change a rank, so that whoever caches one knows when it is stale.
-        now_s: clock of the control plane.
-        queue_s: mean time from a request's arrival until the first chunk of its prompt has been computed.
-    """
-
-    version: int = 0
-    now_s: float = 0.0
-    queue_s: float = 0.0
-
-    def waited(self, seconds: float) -> None:
-        """Learn from one request how long requests wait."""
-        self.queue_s += _QUEUE_WEIGHT * (max(0.0, seconds) - self.queue_s)
-
-    def until(self, due_s: float) -> float:
-        """Seconds until a time, as a positive number that goes on falling once it has passed."""
-        left_s = due_s - self.now_s
-        return left_s + _SOON_S if left_s >= 0 else _SOON_S * _SOON_S / (_SOON_S - left_s)
-
-
-@dataclass(slots=True, eq=False)
-class Role:
-    """An agent of a workflow type; its fixed prompt is shared by all workflows of the type.
-
-    Attributes:
-        stamp: counts the role's prompts.
-        tails_reused: dynamic tails that a later prompt extended.
-        tails_wasted: dynamic tails that none did.
-        ended_tokens: length of the dynamic tails that ended workflows left.
-        revived_tokens: what later workflows found of those.
-        claims: live claims that expect to run the agent.
-        tip: deepest node of its fixed prompt, as of the last time it ran.
-        fixed_tokens: length of that prompt.
-    """
-
-    agent: str
-    stamp: int = 0
-    tails_reused: int = 0
-    tails_wasted: int = 0
-    ended_tokens: int = 0
-    revived_tokens: int = 0
-    claims: dict[Claim, None] = field(default_factory=dict)
-    tip: Node | None = None
-    fixed_tokens: int = 0
-    _version: int = -1
-    _steps: float | None = None
-    _rate_hz: float = 0.0
-    _next_s: float | None = None
-
-    @property
-    def steps(self) -> float | None:
-        """Least steps-to-execution over all live workflows of the type; None when none expects to run the agent."""
-        return min((claim.steps for claim in self.claims if claim.steps is not None), default=None)
-
-    @property
-    def reuses_tails(self) -> bool:
-        """Whether tails of this agent are worth keeping once its step is over: yes, until most proved not to be."""
-        return self.tails_wasted < _MIN_WASTED or 4 * self.tails_reused >= self.tails_wasted
-
-    @property
-    def tail_probability(self) -> float:
-        """Probability that the agent's next prompt extends its latest tail."""
-        return (self.tails_reused + _TAIL_PRIOR) / (self.tails_reused + self.tails_wasted + _TAIL_PRIOR)
-
-    def settle_tail(self, *, reused: bool) -> None:
-        """Add to the experience with this agent's tails; older experience fades."""
-        if self.tails_reused + self.tails_wasted >= _TAIL_MEMORY:
-            self.tails_reused //= 2
-            self.tails_wasted //= 2
-        if reused:
-            self.tails_reused += 1
-        else:
-            self.tails_wasted += 1
-
-    @property
-    def ends_for_good(self) -> bool:
-        """Whether what an ended workflow leaves is of no use to others: yes, until much of it proved to be."""
-        return 4 * self.revived_tokens < self.ended_tokens or not self.revived_tokens
-
-    def settle_end(self, *, tokens: int = 0, revived_tokens: int = 0) -> None:
-        """Add to the experience with what ended workflows leave; older experience fades."""
-        if max(self.ended_tokens + tokens, self.revived_tokens + revived_tokens) > _END_MEMORY_TOKENS:
-            self.ended_tokens //= 2
-            self.revived_tokens //= 2
-        self.ended_tokens += tokens
-        self.revived_tokens += revived_tokens
-
-    def outlook(self, clock: Clock) -> tuple[float | None, float, float | None]:
-        """Least steps, uses per second and least seconds to next use, over all live workflows of the type.
-
-        Cost: O(claims) when something has changed since the last call, else O(1).
-        """
-        if self._version != clock.version:
-            self._version = clock.version
-            self._steps = self.steps
-            outlooks = [outlook for claim in self.claims if (outlook := claim.outlook(clock)) is not None]
-            self._rate_hz = sum(likelihood / next_s for likelihood, next_s in outlooks)
-            self._next_s = min((next_s for _, next_s in outlooks), default=None)
-        return self._steps, self._rate_hz, self._next_s
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +36,7 @@ class Claim:
         context_tokens: length of its latest prompt.
         tail_tokens: length of that prompt's dynamic tail.
         stamp: the role's when that prompt was tagged.
+        own_prompt: what its latest prompt begins with, once there has been one.
         tail_standing: of nodes in its dynamic tail that nobody else claims, with the clock's version it is valid for.
     """
 
@@ -166,9 +57,15 @@ class Claim:
     context_tokens: int = 0
     tail_tokens: int = 0
     stamp: int = 0
+    own_prompt: FixedPrompt | None = None
     tail_standing: tuple[int, Standing] | None = None
     _version: int = -1
     _outlook: tuple[float, float] | None = None
+
+    @property
+    def fixed_prompt(self) -> FixedPrompt:
+        """What its prompts begin with: as the latest did, or the latest of its role."""
+        return self.own_prompt or self.role.prompt
 
     @property
     def keeps_tail(self) -> bool:
@@ -195,16 +92,20 @@ class Claim:
 
     def next_s(self, clock: Clock) -> float:
         """Seconds until the context is used again, the wait for its turn included."""
-        return self.held_s + self._wanted_s(clock)
+        return self.held_s + self._due_in_s(clock, clock.queue_s)
 
-    def _wanted_s(self, clock: Clock) -> float:
+    def back_s(self, clock: Clock) -> float:
+        """Seconds until there is a request that wants to use the context again."""
+        return self._due_in_s(clock, 0.0)
+
+    def _due_in_s(self, clock: Clock, queue_s: float) -> float:
         if self.since_s is not None and self.waited_for:
-            return clock.until(self.since_s + clock.queue_s)  # by arrival, as the queue is
+            return clock.until(self.since_s + queue_s)  # by arrival, as the queue is
         if self.since_s is not None:
-            return (self.pause_s or 0.0) + clock.queue_s + _SOON_S
+            return (self.pause_s or 0.0) + queue_s + SOON_S
         if self.due_s is not None:
-            return clock.until(self.due_s + clock.queue_s)
-        return (self.steps or 0.0) * _STEP_S + _SOON_S
+            return clock.until(self.due_s + queue_s)
+        return (self.steps or 0.0) * _STEP_S + SOON_S
 
     def outlook(self, clock: Clock) -> tuple[float, float] | None:
         """Likelihood of the next use and seconds until then; None when none is expected.
@@ -342,7 +243,7 @@ class ClaimTable:
     def forget_nodes(self) -> None:
         """No claim has a prompt in the cache any more."""
         for role in self._roles.values():
-            role.tip = None
+            role.forget_nodes()
         for claims in self._workflows.values():
             for claim in claims.values():
                 claim.tip = None

@@ -188,11 +188,11 @@ class Coordinator:
             lost: where it ended before.
             path: what there is of it now, as for :meth:`tag`.
         """
-        for holder in (claim, claim.role):
+        for holder in (claim, claim.fixed_prompt):
             if holder.tip is lost:
                 holder.tip = None
         if path and not claim.retired:
-            enter(claim, path, claim.role.fixed_tokens, self.claims.clock.now_s)
+            enter(claim, path, claim.fixed_prompt.tokens, self.claims.clock.now_s)
         self.claims.clock.version += 1
 
     def answered(self, claim: PromptClaim) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvflow.engine.claims import Claim, Role
+from kvflow.engine.claims import Claim
 from kvflow.engine.owners import Owners
 from kvflow.engine.ports import Node
+from kvflow.engine.roles import Role
 
 Path = Sequence[tuple[Node, int]]
 """A prompt's nodes with the position of each node's last token + 1, deepest first."""
@@ -24,13 +25,14 @@ def enter(held: Claim, path: Path, fixed_tokens: int, now_s: float) -> None:
     Cost: O(nodes that are new to the claim) and those of the fixed part.
     """
     fixed_tokens = _shared_tokens(held, path, fixed_tokens)
-    held.role.fixed_tokens = fixed_tokens
+    prompt = held.own_prompt = held.role.prompt = held.own_prompt or held.role.prompt_of(None)
+    prompt.tokens = fixed_tokens
     _enter_tail(held, path, fixed_tokens, now_s)
     for node, end in reversed(path):
         if end > fixed_tokens:
             return
         _owners(node, end).hold_fixed(held, now_s)
-        held.role.tip = node
+        prompt.tip = node
 
 
 def learn(held: Claim, path: Path, fixed_tokens: int, cached: Callable[[Node], bool]) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from kvflow.engine.claims import Clock
+from kvflow.engine.clock import Clock
 from kvflow.engine.ports import Node
 from kvflow.engine.stalls import Stalls
 from kvflow.policy import UNKNOWN, EvictionClass

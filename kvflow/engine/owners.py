@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kvflow.engine.claims import Claim, Clock, Role
+from kvflow.engine.claims import Claim
+from kvflow.engine.clock import Clock
+from kvflow.engine.roles import Role
 from kvflow.policy import EvictionClass, Rank, Standing
 
 _PRUNE_FLOOR = 16

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
-from kvflow.engine.claims import ClaimTable, Role
+from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
+from kvflow.engine.roles import FixedPrompt
 
-Key = TypeVar("Key")
+Key = TypeVar("Key", bound=Hashable)
 
 _LEAST_SHARED_TOKENS = 256
 """Fixed prompts shorter than this are computed side by side rather than waited for."""
+
+
+class Asked(Protocol):
+    """What a request asks for.
+
+    Attributes:
+        claim: whose prompt it carries.
+        fixed_prompt: what that begins with; None if it cannot be told from others of its role.
+    """
+
+    claim: PromptClaim
+    fixed_prompt: FixedPrompt | None
 
 
 class Pioneers:
@@ -29,34 +42,34 @@ class Pioneers:
         self._claims = claims
         self._cached = cached
 
-    def behind(
-        self, waiting: Sequence[Key], claims: Mapping[Key, PromptClaim], running: Iterable[PromptClaim]
-    ) -> list[Key]:
+    def behind(self, waiting: Sequence[Key], asked: Mapping[Hashable, Asked], running: Iterable[Hashable]) -> list[Key]:
         """Leave out who shares a fixed prompt that is not cached, but that a request before it computes.
 
         Args:
             waiting: requests in their order.
-            claims: whose prompts they carry, those that say so.
-            running: the claims of requests that run.
+            asked: what is known of them, and of those that run.
+            running: requests that run.
 
         Cost: O(waiting + running).
         """
-        pioneers = {self._new_prompt(claim) for claim in running if not self._has_computed(claim)}
+        pioneers = {self._new_prompt(asked[key]) for key in running if not self._has_computed(asked[key].claim)}
         allowed = []
         for key in waiting:
-            role = self._new_prompt(claims[key]) if key in claims else None
-            if role is None or role not in pioneers:
+            prompt = self._new_prompt(asked[key]) if key in asked else None
+            if prompt is None or prompt not in pioneers:
                 allowed.append(key)
-                pioneers.add(role)
+                pioneers.add(prompt)
         return allowed
 
-    def _new_prompt(self, claim: PromptClaim) -> Role | None:
-        """The role whose fixed prompt a request brings, if nothing of that is in the cache."""
-        if (claim.fixed_tokens or 0) < _LEAST_SHARED_TOKENS:
+    def _new_prompt(self, asked: Asked) -> FixedPrompt | None:
+        """The fixed prompt that a request brings, if nothing of it is in the cache."""
+        if (asked.claim.fixed_tokens or 0) < _LEAST_SHARED_TOKENS:
             return None
-        role = self._claims.role(claim.workflow_type, claim.agent)
-        known = role.tip is not None and self._cached(role.tip) and (role.tip.backuped or not role.tip.evicted)
-        return None if known else role
+        role = self._claims.role(asked.claim.workflow_type, asked.claim.agent)
+        prompt = asked.fixed_prompt or role.prompt
+        tip = prompt.tip
+        known = tip is not None and self._cached(tip) and (tip.backuped or not tip.evicted)
+        return None if known else prompt
 
     def _has_computed(self, claim: PromptClaim) -> bool:
         """Whether the prompt, or the first part of it, has been computed."""

@@ -11,6 +11,7 @@ from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.journal import Journal
 from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
+from kvflow.engine.roles import FixedPrompt
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 
 Key = TypeVar("Key", bound=Hashable)
@@ -33,6 +34,7 @@ class _Request:
     program: _Program
     claim: PromptClaim
     tokens: int
+    fixed_prompt: FixedPrompt | None = None
     running: bool = False
 
 
@@ -95,13 +97,14 @@ class Programs:
         """Requests that have arrived and do not run. Cost: O(requests)."""
         return (key for key, one in self._requests.items() if not one.running)
 
-    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int) -> None:
+    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int, fixed_digest: int | None = None) -> None:
         """A request has entered the queue, or has come back to it.
 
         Args:
             key: names it until it has :meth:`left`.
             claim: whose it is.
             tokens: length of its prompt.
+            fixed_digest: of the declared fixed part of its prompt; None if it is not declared or too short.
         """
         self._changed = True
         if key in self._requests:
@@ -113,7 +116,18 @@ class Programs:
             program = self._programs[name] = _Program(ProgramView())
         program.workflows[claim.workflow_id] = None
         program.view.tenant = claim.tenant
-        program.requests[key] = self._requests[key] = _Request(program, claim, tokens)
+        prompt = self._bring(claim, fixed_digest)
+        program.requests[key] = self._requests[key] = _Request(program, claim, tokens, prompt)
+
+    def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
+        """The fixed prompt that a request brings; None if that cannot be told yet."""
+        if fixed_digest is None:
+            return None
+        prompt = self._claims.role(claim.workflow_type, claim.agent).prompt_of(fixed_digest, claim.fixed_tokens or 0)
+        held = self._claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
+        if held is not None:
+            held.own_prompt = prompt
+        return prompt
 
     def started(self, key: Hashable) -> None:
         """A request has been given its memory."""
@@ -150,9 +164,10 @@ class Programs:
         elif self._put_off:
             self._put_off_uses(0.0)
         admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
-        computing = (one.claim for one in self._requests.values() if one.running)
-        claims = {key: one.claim for key in admitted if (one := self._requests.get(key)) is not None}
-        return self._pioneers.behind(admitted, claims, computing) if admitted else []
+        if not admitted:
+            return []
+        running = (key for key, one in self._requests.items() if one.running)
+        return self._pioneers.behind(admitted, self._requests, running)
 
     def _settle(self, memory: AdmissionMemory) -> None:
         now_s = self._claims.clock.now_s
@@ -220,14 +235,18 @@ class Programs:
                     del program.workflows[workflow_id]
                 continue
             for agent, claim in claims.items():
-                if claim.expected and claim.role.fixed_tokens:
-                    fixed[claim.role] = claim.role.fixed_tokens
-                if claim.expected and claim.keeps_tail:
+                if not claim.expected:
+                    continue
+                left_s = claim.back_s(self._claims.clock)
+                back_s = left_s if back_s is None else min(back_s, left_s)
+                if claim.fixed_prompt.tokens:
+                    fixed[claim.fixed_prompt] = claim.fixed_prompt.tokens
+                if claim.keeps_tail:
                     held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
-                    left_s = claim.next_s(self._claims.clock)
-                    back_s = left_s if back_s is None else min(back_s, left_s)
         for request in program.requests.values():
             key = (request.claim.workflow_id, request.claim.agent)
+            if request.fixed_prompt is not None:
+                fixed[request.fixed_prompt] = request.fixed_prompt.tokens
             own_tokens = request.tokens - self._fixed_tokens(request)
             held[key] = max(held.get(key, 0.0), own_tokens + self._step_tokens)
         view = program.view
@@ -240,4 +259,6 @@ class Programs:
     def _fixed_tokens(self, request: _Request) -> int:
         """Length of the part of a prompt that its agent has in common with other programs."""
         known: Claim | None = (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
-        return known.context_tokens - known.tail_tokens if known is not None else 0
+        if known is not None and known.context_tokens:
+            return known.context_tokens - known.tail_tokens
+        return min(request.fixed_prompt.tokens, request.tokens) if request.fixed_prompt is not None else 0

@@ -68,7 +68,8 @@ class Gate:
         for req in queue:
             claim = claim_of(req)
             if claim is not None and req.rid not in self._queued:
-                self.programs.arrived(req.rid, claim, len(req.origin_input_ids))
+                digest = self._cache.watch.digest(req, claim.fixed_tokens or 0)
+                self.programs.arrived(req.rid, claim, len(req.origin_input_ids), digest)
         self._queued = rids
         return set(self.programs.arrange(list(rids), self._memory()))
 

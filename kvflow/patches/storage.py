@@ -95,7 +95,7 @@ class StorageFetch:
         last = fetch.last
         tokens = _tokens(_path_to(last))
         key = RadixKey(tokens, extra_key=last.key.extra_key, cache_salt=last.key.cache_salt)
-        fixed_tokens = fetch.claim.role.fixed_tokens
+        fixed_tokens = fetch.claim.fixed_prompt.tokens
         if 0 < fixed_tokens < len(tokens):
             cache.touch_prefix(key[:fixed_tokens])
         self.planner.ended(fetch, self._path(key), found_tokens)

@@ -53,6 +53,11 @@ class Watch:
         host = cache.cache_controller.mem_pool_host.size if cache.cache_controller is not None else 0
         return MemoryView(device, host, max(0, private), self._chunk_tokens)
 
+    def digest(self, req: Any, tokens: int) -> int | None:
+        """Digest of the first so many tokens of a request's prompt, as far as they fill units; None if they do not."""
+        units = self._digests(req)[: tokens // self._cache.tree_core.unit_tokens]
+        return units[-1] if units else None
+
     def _compare(self, req: Any) -> None:
         """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction."""
         if getattr(req, "_kvflow_watched", None) == req.retraction_count:

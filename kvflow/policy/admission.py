@@ -26,7 +26,7 @@ class ProgramView:
 
     Attributes:
         live_tokens: context of its own that it will use again, or what its waiting requests bring, whichever is more.
-        fixed_tokens: length of each fixed prompt it will use, by role; programs of one type have them in common.
+        fixed_tokens: length of each fixed prompt it will use; programs of one type have them in common.
         busy: it has requests that run.
         waiting: it has requests that wait.
         back_s: expected seconds until its next request when it has none; None when nothing is expected.
@@ -109,7 +109,7 @@ class ProgramAdmission:
             memory: what there is.
             step_tokens: tokens a request generates, on average.
         """
-        loads = sum(program.live_tokens for program in programs) <= memory.host_tokens
+        loads = _Room(programs, memory.host_tokens).holds_all
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
                 program.admitted = self._worth_its_place(program, memory, loads=loads)

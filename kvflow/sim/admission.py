@@ -15,7 +15,7 @@ Admission = Literal["fcfs", "workflow"]
 class Everyone:
     """First come, first served; the same face as :class:`kvflow.engine.Programs`."""
 
-    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int) -> None:
+    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int, fixed_digest: int | None = None) -> None:
         """Nothing."""
 
     def started(self, key: Hashable) -> None:

@@ -82,7 +82,8 @@ class Server:
             node = self._tree.match(request.prompt, request.near, self._matchable(request))
             yield from self._memory.fetch(node)
         self._waiting.append(request)
-        self._programs.arrived(request, request.claim, request.prompt.tokens)
+        fixed_digest = request.prompt.digest(request.claim.fixed_tokens or 0, self._accounting.unit_tokens)
+        self._programs.arrived(request, request.claim, request.prompt.tokens, fixed_digest)
         if not self._wake.triggered:
             self._wake.succeed()
 

@@ -172,7 +172,7 @@ def test_a_fixed_prompt_counts_once_for_all_programs_of_a_type() -> None:
     table = Table()
     keys = [table.ask(name, 40_000) for name in "abc"]
     assert table.allowed(*keys) == ["a", "b"]
-    table.coordinator.claims.role("t", "a").fixed_tokens = 30_000
+    table.coordinator.claims.role("t", "a").prompt.tokens = 30_000
     for name in "abc":
         claim = (table.coordinator.claims.of(name) or {})["a"]
         claim.context_tokens, claim.tail_tokens = 40_000, 10_000
@@ -181,11 +181,30 @@ def test_a_fixed_prompt_counts_once_for_all_programs_of_a_type() -> None:
     assert table.allowed("b", "c") == ["b", "c"]
 
 
-def sibling(table: Table, workflow: str, *, fixed_tokens: int | None = 5_000) -> str:
+def test_prompts_of_one_role_that_begin_differently_do_not_share_their_room() -> None:
+    table = Table()
+    keys = [sibling(table, name, 40_000, digest=digest) for name, digest in (("a", 1), ("b", 2), ("c", 1), ("d", 3))]
+    assert table.allowed(*keys) == ["a", "b"]
+    assert table.programs.held == 1, "c brings only its own part, and waits for a to compute the rest"
+
+
+def test_a_program_keeps_its_place_however_long_others_wait_for_theirs() -> None:
+    table = Table()
+    keys = [table.ask("a", 60_000), table.ask("works", 20_000), table.ask("b", 60_000)]
+    assert table.allowed(*keys) == ["a", "works"]
+    table.programs.started("works")
+    claim = (table.coordinator.claims.of("a") or {})["a"]
+    claim.context_tokens = claim.tail_tokens = 60_000
+    table.coordinator.claims.clock.queue_s = 1_000.0
+    table.answer("a", due_s=0.5)
+    assert table.allowed("b") == []
+
+
+def sibling(table: Table, workflow: str, fixed_tokens: int | None = 5_000, *, digest: int | None = None) -> str:
     prediction = ClaimPrediction(agent="a", steps=0, since_s=0.0)
     table.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=(prediction,)))
     claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a", fixed_tokens=fixed_tokens)
-    table.programs.arrived(workflow, claim, 6_000)
+    table.programs.arrived(workflow, claim, (fixed_tokens or 5_000) + 1_000, digest)
     return workflow
 
 
@@ -199,6 +218,12 @@ def test_who_shares_a_prompt_that_another_request_computes_waits_until_it_is_the
     claim = PromptClaim(workflow_id="a", workflow_type="t", agent="a")
     table.coordinator.tag(claim, [(FakeNode(key=range(1_000), parent=node), 6_000), (node, 5_000)], 5_000)
     assert table.allowed("b", "c") == ["b", "c"]
+
+
+def test_who_brings_another_prompt_for_the_same_role_does_not_wait_for_its_pioneer() -> None:
+    table = Table()
+    keys = [sibling(table, name, digest=digest) for name, digest in (("a", 1), ("b", 2), ("c", 2))]
+    assert table.allowed(*keys) == ["a", "b"]
 
 
 def test_a_pioneer_that_gives_up_is_followed_by_the_next_one() -> None:
