@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
+from kvflow.engine.turns import Asked
 
 Key = TypeVar("Key", bound=Hashable)
 
 _LEAST_SHARED_TOKENS = 256
 """Fixed prompts shorter than this are computed side by side rather than waited for."""
-
-
-class Asked(Protocol):
-    """What a request asks for.
-
-    Attributes:
-        claim: whose prompt it carries.
-        fixed_prompt: what that begins with; None if it cannot be told from others of its role.
-    """
-
-    claim: PromptClaim
-    fixed_prompt: FixedPrompt | None
 
 
 class Pioneers:

@@ -12,6 +12,7 @@ from kvflow.engine.journal import Journal
 from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
+from kvflow.engine.turns import Turns
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 
 Key = TypeVar("Key", bound=Hashable)
@@ -34,7 +35,8 @@ class _Request:
     program: _Program
     claim: PromptClaim
     tokens: int
-    fixed_prompt: FixedPrompt | None = None
+    fixed_prompt: FixedPrompt | None
+    arrived_s: float
     running: bool = False
 
 
@@ -44,6 +46,7 @@ class _Program:
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, _Request] = field(default_factory=dict)
     looked_s: float = 0.0
+    answered_s: float | None = None
     held_since_s: float | None = None
     """How long it had been held before, when it began to be held again; None if it is not held."""
 
@@ -70,6 +73,7 @@ class Programs:
         cached: Callable[[Node], bool] = lambda node: True,
     ) -> None:
         self._pioneers = Pioneers(claims, cached)
+        self._turns = Turns(claims, admission, cached)
         self._claims = claims
         self._admission = admission
         self._journal = journal
@@ -77,6 +81,7 @@ class Programs:
         self._requests: dict[Hashable, _Request] = {}
         self._margin = _FIRST_MARGIN
         self._step_tokens = 0.0
+        self._pause_s = 0.0
         self._hold_s = _FIRST_HOLD_S
         self._put_off = False
         self._running = 0
@@ -114,10 +119,13 @@ class Programs:
         program = self._programs.get(name)
         if program is None:
             program = self._programs[name] = _Program(ProgramView())
+        now_s = self._claims.clock.now_s
+        if program.view.admitted and not program.requests and program.answered_s is not None:
+            self._pause_s += _STEP_WEIGHT * (now_s - program.answered_s - self._pause_s)
         program.workflows[claim.workflow_id] = None
         program.view.tenant = claim.tenant
         prompt = self._bring(claim, fixed_digest)
-        program.requests[key] = self._requests[key] = _Request(program, claim, tokens, prompt)
+        program.requests[key] = self._requests[key] = _Request(program, claim, tokens, prompt, now_s)
 
     def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
         """The fixed prompt that a request brings; None if that cannot be told yet."""
@@ -148,13 +156,14 @@ class Programs:
         if request is not None:
             self._run(request, running=False)
             del request.program.requests[key]
+            request.program.answered_s = self._claims.clock.now_s
             if generated_tokens:
                 weight = _STEP_WEIGHT if self._step_tokens else 1.0
                 self._step_tokens += weight * (generated_tokens - self._step_tokens)
             self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
 
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
-        """Say which of the requests that wait may run, in the order given.
+        """Say which of the requests that wait may run, in the order of their turns.
 
         Cost: O(programs with a request or a place), when something has changed and somebody waits. With many programs
         decisions pause in between, to take a tenth of the time at most.
@@ -167,7 +176,7 @@ class Programs:
         if not admitted:
             return []
         running = (key for key, one in self._requests.items() if one.running)
-        return self._pioneers.behind(admitted, self._requests, running)
+        return self._pioneers.behind(self._turns.order(admitted, self._requests), self._requests, running)
 
     def _settle(self, memory: AdmissionMemory) -> None:
         now_s = self._claims.clock.now_s
@@ -188,7 +197,9 @@ class Programs:
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
         )
-        self._admission.admit([program.view for program in self._programs.values()], planned, self._step_tokens)
+        self._admission.admit(
+            [program.view for program in self._programs.values()], planned, self._step_tokens, self._pause_s
+        )
         self._follow_holds(planned)
 
     def _follow_holds(self, planned: AdmissionMemory) -> None:

@@ -33,18 +33,19 @@ class Gate:
         self._guard = Guard("admission")
 
     def hold(self, scheduler: Any) -> list[Any]:
-        """Take the requests out of the queue that are not to run now, and return them."""
+        """Put the requests that may run in their order, and take the others out of the queue and return them."""
         queue: list[Any] = scheduler.waiting_queue
         allowed = self._guard.run(self._allowed, queue, default=None)
         self._failed = allowed is None
         if allowed is None:
             return []
-        scheduler.waiting_queue = [req for req in queue if req.rid in allowed]
-        return [req for req in queue if req.rid not in allowed]
+        requests = {req.rid: req for req in queue}
+        scheduler.waiting_queue = [requests.pop(rid) for rid in allowed]
+        return list(requests.values())
 
     def release(self, scheduler: Any, held: list[Any]) -> None:
         """Put them back where they were; what has left the queue has started."""
-        if held:
+        if not self._failed:
             queued, last = self._queued, len(self._queued)
             queue = [*held, *scheduler.waiting_queue]
             scheduler.waiting_queue = sorted(queue, key=lambda req: queued.get(req.rid, last))
@@ -61,7 +62,7 @@ class Gate:
         else:
             self._guard.run(self.programs.retracted, req.rid, default=None)
 
-    def _allowed(self, queue: list[Any]) -> set[str]:
+    def _allowed(self, queue: list[Any]) -> list[str]:
         rids = {req.rid: place for place, req in enumerate(queue)}
         for rid in [rid for rid in self.programs.waiting() if rid not in rids]:
             self.programs.left(rid, 0)  # aborted before it could start, or start again
@@ -71,7 +72,7 @@ class Gate:
                 digest = self._cache.watch.digest(req, claim.fixed_tokens or 0)
                 self.programs.arrived(req.rid, claim, len(req.origin_input_ids), digest)
         self._queued = rids
-        return set(self.programs.arrange(list(rids), self._memory()))
+        return self.programs.arrange(list(rids), self._memory())
 
     def _started(self, queue: list[Any]) -> None:
         left = {req.rid for req in queue}

@@ -46,11 +46,6 @@ class ProgramView:
     admitted: bool = False
     tenant: str = ""
 
-    @property
-    def step_tokens(self) -> int:
-        """What one of its steps needs: its context, and one of the fixed prompts."""
-        return self.live_tokens + sum(self.fixed_tokens.values()) // max(1, len(self.fixed_tokens))
-
     def response_ratio(self, typical_s: float) -> float:
         """Time held over time run. A typical time counts with both: one that has not begun may take as long."""
         return (self.held_s + typical_s) / (self.served_s + typical_s)
@@ -73,13 +68,15 @@ class ProgramAdmission:
     """Keeps the programs that run to those whose contexts fit together, where that pays.
 
     *Whether it pays.* Say n programs run and m of them fit. In the time each takes one step, all decode together for d
-    seconds, and the n - m contexts that do not fit are restored one after the other, r seconds each: n steps take
-    d + (n - m) r seconds. More programs mean more steps per second as long as d > m r. So programs are held only if
-    restoring the contexts that fit takes longer than a step decodes.
+    seconds, and the n - m contexts that do not fit are restored one after the other, r seconds each, while others pause
+    for their tools: n steps take d + (n - m) r seconds. If only m run, m steps take d seconds and a pause of p. More
+    programs mean more steps per second as long as d + p n / (n - m) > m r. So programs are held only if restoring the
+    contexts that fit takes longer than a step decodes, and longer still where programs often leave the device alone.
+    r is a load for the share of all contexts that the host holds, else a computation.
 
     *What a tool costs.* A program that waits for a tool keeps its place while the share of the device that it occupies,
     for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / device <= restore_s``,
-    with some patience. Restoring is a load from the host if all contexts have room there, else a computation.
+    with some patience.
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
@@ -101,18 +98,21 @@ class ProgramAdmission:
     def __init__(self, costs: ServingCosts) -> None:
         self._costs = costs
 
-    def admit(self, programs: Sequence[ProgramView], memory: AdmissionMemory, step_tokens: float) -> None:
+    def admit(
+        self, programs: Sequence[ProgramView], memory: AdmissionMemory, step_tokens: float, pause_s: float = 0.0
+    ) -> None:
         """Settle ``admitted`` of every program. Cost: O(programs log programs).
 
         Args:
             programs: by arrival, the oldest first.
             memory: what there is.
             step_tokens: tokens a request generates, on average.
+            pause_s: between two requests of a program that keeps its place, on average.
         """
-        loads = _Room(programs, memory.host_tokens).holds_all
+        copied = _Room(programs, memory.host_tokens).share
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
-                program.admitted = self._worth_its_place(program, memory, loads=loads)
+                program.admitted = self._worth_its_place(program, memory, copied)
         typical_s = 1.0 + sum(program.served_s for program in programs) / max(1, len(programs))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
         room = _Room((program for program in programs if program.admitted), memory.device_tokens)
@@ -126,16 +126,27 @@ class ProgramAdmission:
                 continue
             program.admitted = at_work = True
             room.take(program)
-        holds_all = _Room(programs, memory.device_tokens).holds_all
-        if holds_all or not self._pays(programs, memory, step_tokens, loads=loads):
+        if not self._pays(programs, memory, step_tokens, pause_s, copied):
             for program in waiting:
                 program.admitted = True
 
-    def _worth_its_place(self, program: ProgramView, memory: AdmissionMemory, *, loads: bool) -> bool:
+    def need_s(self, tokens: int, found_tokens: int, *, loads: bool) -> float:
+        """Seconds of the server that a prompt needs until it generates.
+
+        Args:
+            tokens: its length.
+            found_tokens: what is cached of it.
+            loads: that is on the host.
+        """
+        found_tokens = min(tokens, found_tokens)
+        load_s = self._costs.load_s(found_tokens) if loads else 0.0
+        return load_s + self._costs.compute_s(found_tokens, tokens)
+
+    def _worth_its_place(self, program: ProgramView, memory: AdmissionMemory, copied: float) -> bool:
         if program.back_s is None:
             return False
         idle_s = program.back_s * program.live_tokens / max(1, memory.device_tokens)
-        return idle_s <= _PATIENCE * self._restore_s(program.live_tokens, loads=loads)
+        return idle_s <= _PATIENCE * self._restore_s(program.live_tokens, copied)
 
     @staticmethod
     def _shrink(programs: Sequence[ProgramView], room: _Room, typical_s: float) -> None:
@@ -150,14 +161,25 @@ class ProgramAdmission:
             room.give_back(program)
 
     def _pays(
-        self, programs: Sequence[ProgramView], memory: AdmissionMemory, step_tokens: float, *, loads: bool
+        self,
+        programs: Sequence[ProgramView],
+        memory: AdmissionMemory,
+        step_tokens: float,
+        pause_s: float,
+        copied: float,
     ) -> bool:
         """Whether holding programs back makes the others faster by more than it costs."""
-        restore_s = sum(self._restore_s(program.step_tokens, loads=loads) for program in programs if program.admitted)
-        return restore_s > self._costs.decode_s(step_tokens, memory.device_tokens)
+        room = _Room(programs, memory.device_tokens)
+        if room.share == 1:
+            return False
+        tokens = room.taken_tokens / len(programs)
+        restore_s = memory.device_tokens / tokens * self._restore_s(tokens, copied)
+        step_s = self._costs.decode_s(step_tokens, memory.device_tokens) + pause_s / (1 - room.share)
+        return restore_s > step_s
 
-    def _restore_s(self, tokens: int, *, loads: bool) -> float:
-        return self._costs.load_s(tokens) if loads else self._costs.compute_s(0, tokens)
+    def _restore_s(self, tokens: float, copied: float) -> float:
+        """Seconds to bring a context back, so much of which the host holds."""
+        return copied * self._costs.load_s(tokens) + (1 - copied) * self._costs.compute_s(0, tokens)
 
 
 class _Room:
@@ -173,9 +195,14 @@ class _Room:
             self.take(program)
 
     @property
-    def holds_all(self) -> bool:
-        """Whether no more is taken than there is."""
-        return self._own_tokens + self._shared_tokens <= self._device_tokens
+    def taken_tokens(self) -> int:
+        """What programs take, if all of it counts."""
+        return self._own_tokens + self._shared_tokens
+
+    @property
+    def share(self) -> float:
+        """Share of that which there is room for."""
+        return min(1.0, self._device_tokens / max(1, self.taken_tokens))
 
     @property
     def overfull(self) -> bool:

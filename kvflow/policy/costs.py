@@ -30,12 +30,12 @@ class ServingCosts:
     decode_step_s: float = 8.0e-3
     decode_context_token_s: float = 4.0e-8
 
-    def compute_s(self, start_tokens: int, end_tokens: int) -> float:
+    def compute_s(self, start_tokens: float, end_tokens: float) -> float:
         """Seconds to compute tokens ``start`` to ``end`` of a prompt whose first ``start`` tokens are cached."""
         count = end_tokens - start_tokens
         return count * (self.prefill_token_s + self.attention_token_s * (start_tokens + end_tokens) / 2)
 
-    def load_s(self, tokens: int) -> float:
+    def load_s(self, tokens: float) -> float:
         """Seconds to load tokens from host to device."""
         return tokens * self.load_token_s
 

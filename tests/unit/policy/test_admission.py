@@ -16,8 +16,10 @@ def program(tokens: int = 40_000, **fields: object) -> ProgramView:
     return view
 
 
-def admitted(*programs: ProgramView, memory: AdmissionMemory = DEVICE, step_tokens: float = SHORT_STEP) -> list[bool]:
-    ProgramAdmission(COSTS).admit(programs, memory, step_tokens)
+def admitted(
+    *programs: ProgramView, memory: AdmissionMemory = DEVICE, step_tokens: float = SHORT_STEP, pause_s: float = 0.0
+) -> list[bool]:
+    ProgramAdmission(COSTS).admit(programs, memory, step_tokens, pause_s)
     return [one.admitted for one in programs]
 
 
@@ -42,9 +44,29 @@ def test_nobody_is_held_if_loads_from_the_host_are_quick() -> None:
     assert admitted(*(program(waiting=True) for _ in range(4)), memory=memory, step_tokens=300) == [True] * 4
 
 
-def test_a_host_tier_that_does_not_hold_all_helps_nobody() -> None:
-    memory = AdmissionMemory(device_tokens=100_000, host_tokens=150_000)
+def test_a_host_tier_that_holds_little_of_all_saves_little() -> None:
+    memory = AdmissionMemory(device_tokens=100_000, host_tokens=50_000)
     assert admitted(*(program(waiting=True) for _ in range(4)), memory=memory, step_tokens=300)[2:] == [False, False]
+
+
+def test_what_the_host_has_to_hold_includes_fixed_prompts() -> None:
+    memory = AdmissionMemory(device_tokens=100_000, host_tokens=200_000)
+    programs = [sharing(str(role), 200_000, 40_000, waiting=True) for role in range(4)]
+    assert admitted(*programs, memory=memory, step_tokens=300)[1:] == [False, False, False]
+
+
+def test_nobody_is_held_where_those_who_run_would_often_leave_the_device_alone() -> None:
+    held = admitted(*(program(waiting=True) for _ in range(4)), pause_s=0.5)
+    assert held == [True, True, False, False]
+    assert admitted(*(program(waiting=True) for _ in range(4)), pause_s=60.0) == [True] * 4
+
+
+def test_a_prompt_needs_what_is_to_be_loaded_and_what_is_to_be_computed() -> None:
+    admission = ProgramAdmission(COSTS)
+    computed = admission.need_s(10_000, 8_000, loads=False)
+    assert computed == COSTS.compute_s(8_000, 10_000)
+    assert admission.need_s(10_000, 8_000, loads=True) == computed + COSTS.load_s(8_000)
+    assert admission.need_s(10_000, 12_000, loads=False) == 0
 
 
 def test_the_youngest_gives_up_its_place_when_contexts_have_grown() -> None:

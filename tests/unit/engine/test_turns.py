@@ -1,0 +1,93 @@
+"""Turns: which of the requests that may run goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine.roles import FixedPrompt
+from kvflow.engine.turns import Turns
+from kvflow.policy import ProgramAdmission, ServingCosts
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
+from tests.unit.engine.test_claims import FakeNode
+
+
+@dataclass
+class Request:
+    claim: PromptClaim
+    tokens: int
+    fixed_prompt: FixedPrompt | None = None
+    arrived_s: float = 0.0
+
+
+class Queue:
+    """Requests of one workflow each, none of them in the cache."""
+
+    def __init__(self, **tokens: int) -> None:
+        self.coordinator = Coordinator("cost")
+        self.asked: dict[Hashable, Request] = {}
+        self.turns = Turns(
+            self.coordinator.claims, ProgramAdmission(ServingCosts()), lambda node: node not in self.gone
+        )
+        self.gone: list[object] = []
+        for name, count in tokens.items():
+            claims = (ClaimPrediction(agent="a", steps=0, since_s=0.0),)
+            self.coordinator.apply(WorkflowUpdate(workflow_id=name, workflow_type="t", claims=claims))
+            self.asked[name] = Request(PromptClaim(workflow_id=name, workflow_type="t", agent="a"), count)
+
+    def cached(self, name: str, tokens: int, *, on_device: bool = True) -> FakeNode:
+        node = FakeNode(key=range(tokens))
+        self.coordinator.tag(self.asked[name].claim, [(node, tokens)], 0)
+        if not on_device:
+            node.backuped = node.evicted = True
+        return node
+
+    def order(self, *names: str) -> list[str]:
+        return self.turns.order(names, self.asked)
+
+
+def test_who_needs_least_of_the_server_goes_first() -> None:
+    queue = Queue(long=30_000, short=1_000, middle=10_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    assert queue.order("long", "short", "middle") == ["short", "middle", "long"]
+
+
+def test_what_is_cached_need_not_be_computed_and_what_is_on_the_host_need_be_loaded() -> None:
+    queue = Queue(new=9_000, host=30_000, device=30_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    queue.cached("host", 29_000, on_device=False)
+    node = queue.cached("device", 29_000)
+    assert queue.order("new", "host", "device") == ["device", "host", "new"]
+    queue.gone.append(node)
+    assert queue.order("new", "host", "device") == ["host", "new", "device"]
+
+
+def test_a_fixed_prompt_in_the_cache_counts_for_who_has_nothing_else_there() -> None:
+    queue = Queue(alone=9_000, shares=10_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    queue.asked["shares"].fixed_prompt = FixedPrompt(tokens=8_000, tip=FakeNode(key=range(8_000)))
+    assert queue.order("alone", "shares") == ["shares", "alone"]
+
+
+def test_nobody_is_overtaken_who_has_waited_for_several_mean_waits() -> None:
+    queue = Queue(long=30_000, longer=40_000, short=1_000)
+    clock = queue.coordinator.claims.clock
+    clock.queue_s = 1.0
+    queue.asked["short"].arrived_s = queue.asked["longer"].arrived_s = 4.5
+    queue.coordinator.tick(5.0)
+    assert queue.order("long", "longer", "short") == ["long", "short", "longer"]
+
+
+def test_requests_without_a_claim_keep_their_places() -> None:
+    queue = Queue(long=30_000, short=1_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    assert queue.order("x", "long", "y", "short", "z") == ["x", "short", "y", "long", "z"]
+
+
+def test_in_a_very_long_queue_only_the_front_is_ordered() -> None:
+    names = [f"r{number}" for number in range(300)]
+    queue = Queue(**{name: 1_000_000 - 1_000 * number for number, name in enumerate(names)})
+    queue.coordinator.claims.clock.queue_s = 1.0
+    ordered = queue.order(*names)
+    assert ordered == [*reversed(names[:256]), *names[256:]]
