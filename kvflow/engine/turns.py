@@ -38,9 +38,9 @@ class Asked(Protocol):
 class Turns:
     """Lets requests go first that need least of the server's time until they generate.
 
-    That is shortest processing time first, which gives the least mean wait (Smith, 1956), with what cached contexts save
-    counted. So it also uses those on the device while they are there, as SGLang's longest prefix match does. Nobody is
-    overtaken any more who has waited for four mean waits. Requests without a claim keep their places.
+    That is shortest processing time first, which gives the least mean wait (Smith, 1956), with what cached contexts
+    save counted. So it also uses those on the device while they are there, as SGLang's longest prefix match does.
+    Nobody is overtaken any more who has waited for four mean waits. Requests without a claim keep their places.
 
     Args:
         claims: what is known of workflows and their contexts.
