@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import frexp
 from typing import Protocol, TypeVar
 
 from kvflow.engine.claims import ClaimTable
@@ -15,6 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 _LONGEST_WAIT = 4.0
 """Mean waits after which a request is no longer overtaken."""
+_LEAST_NEED_S = 0.001
 _MOST_ORDERED = 256
 """Beyond so many, requests keep their order: SGLang's limit for such work is 128."""
 
@@ -40,7 +42,8 @@ class Turns:
 
     That is shortest processing time first, which gives the least mean wait (Smith, 1956), with what cached contexts
     save counted. So it also uses those on the device while they are there, as SGLang's longest prefix match does.
-    Nobody is overtaken any more who has waited for four mean waits. Requests without a claim keep their places.
+    Needs are told apart by factors of two, and alike ones keep their order. Nobody is overtaken any more who has waited
+    for four mean waits. Requests without a claim keep their places.
 
     Args:
         claims: what is known of workflows and their contexts.
@@ -67,12 +70,13 @@ class Turns:
         ordered = [next(turns) if key in asked else key for key in waiting[:_MOST_ORDERED]]
         return [*ordered, *waiting[_MOST_ORDERED:]]
 
-    def _turn(self, asked: Asked) -> tuple[bool, float]:
+    def _turn(self, asked: Asked) -> tuple[bool, int]:
         clock = self._claims.clock
         if clock.now_s - asked.arrived_s > _LONGEST_WAIT * clock.queue_s:
-            return False, 0.0
+            return False, 0
         tip, found_tokens = self._context(asked)
-        return True, self._admission.need_s(asked.tokens, found_tokens, loads=tip is not None and tip.evicted)
+        need_s = self._admission.need_s(asked.tokens, found_tokens, loads=tip is not None and tip.evicted)
+        return True, frexp(max(_LEAST_NEED_S, need_s))[1]
 
     def _context(self, asked: Asked) -> tuple[Node | None, int]:
         """Where what is cached of a prompt ends, as far as claims tell, and how long it is."""

@@ -53,6 +53,19 @@ def test_who_needs_least_of_the_server_goes_first() -> None:
     assert queue.order("long", "short", "middle") == ["short", "middle", "long"]
 
 
+def test_who_needs_about_as_much_as_another_does_not_overtake_it() -> None:
+    queue = Queue(first=3_300, second=3_200, third=3_250)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    assert queue.order("first", "second", "third") == ["first", "second", "third"]
+
+
+def test_who_needs_nothing_goes_first() -> None:
+    queue = Queue(some=200, nothing=30_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    queue.cached("nothing", 30_000)
+    assert queue.order("some", "nothing") == ["nothing", "some"]
+
+
 def test_what_is_cached_need_not_be_computed_and_what_is_on_the_host_need_be_loaded() -> None:
     queue = Queue(new=9_000, host=30_000, device=30_000)
     queue.coordinator.claims.clock.queue_s = 1.0
@@ -87,7 +100,6 @@ def test_requests_without_a_claim_keep_their_places() -> None:
 
 def test_in_a_very_long_queue_only_the_front_is_ordered() -> None:
     names = [f"r{number}" for number in range(300)]
-    queue = Queue(**{name: 1_000_000 - 1_000 * number for number, name in enumerate(names)})
+    queue = Queue(**{name: 1_000 if name in ("r255", "r256") else 100_000 for name in names})
     queue.coordinator.claims.clock.queue_s = 1.0
-    ordered = queue.order(*names)
-    assert ordered == [*reversed(names[:256]), *names[256:]]
+    assert queue.order(*names) == ["r255", *names[:255], *names[256:]]
