@@ -246,7 +246,7 @@ class ClaimTable:
             role.forget_nodes()
         for claims in self._workflows.values():
             for claim in claims.values():
-                claim.tip = None
+                claim.tip = claim.fixed_prompt.tip = None
                 claim.context_tokens = claim.tail_tokens = 0
                 claim.tail_pending = False
 

@@ -342,6 +342,19 @@ def test_the_state_that_an_answer_extends_is_not_superseded(coordinator: Coordin
     assert {class_of(coordinator, node) for node, _ in path} == {EvictionClass.TAIL}
 
 
+def test_a_flush_lets_go_of_fixed_prompts_that_their_role_has_forgotten(coordinator: Coordinator) -> None:
+    announce(coordinator, "w1", {"coder": 0})
+    held = coordinator.claims.claim("w1", "review", "coder")
+    assert held is not None
+    held.own_prompt = held.role.prompt_of(1)
+    coordinator.tag(claim("w1", "coder"), chain(64), fixed_tokens=64)
+    for digest in range(2, 100):
+        held.role.prompt = held.role.prompt_of(digest)
+    assert held.fixed_prompt.tip is not None
+    coordinator.flushed()
+    assert held.fixed_prompt.tip is None
+
+
 def test_a_flush_lets_go_of_nodes_and_keeps_the_claims(coordinator: Coordinator) -> None:
     path = chain(64)
     announce(coordinator, "w1", {"coder": 0})
@@ -351,5 +364,6 @@ def test_a_flush_lets_go_of_nodes_and_keeps_the_claims(coordinator: Coordinator)
     assert held is not None
     assert held.tip is None
     assert held.steps == 0
+    assert held.fixed_prompt.tip is None
     coordinator.tag(claim("w1", "coder"), chain(64), fixed_tokens=0)
     assert class_of(coordinator, path[0][0]) is EvictionClass.TAIL  # nobody touches what is gone
