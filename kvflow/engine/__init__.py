@@ -11,7 +11,7 @@ from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
 from kvflow.engine.coordinator import Coordinator, PromptClaim
-from kvflow.engine.digests import digests, unit_tokens
+from kvflow.engine.digests import digest_of_head, digests, unit_tokens
 from kvflow.engine.fetch import Fetch, Fetcher
 from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.journal import Journal
@@ -48,6 +48,7 @@ __all__ = [
     "Regret",
     "Room",
     "Tier",
+    "digest_of_head",
     "digests",
     "unit_tokens",
 ]

@@ -38,6 +38,18 @@ def digests(tokens: Sequence[int], namespace: str, unit: int, known: Sequence[in
     return chain
 
 
+def digest_of_head(chain: Sequence[int], tokens: int, unit: int) -> int | None:
+    """Digest of a prompt's first tokens, as far as they fill units; None if they do not fill one.
+
+    Args:
+        chain: the prompt's :func:`digests`.
+        tokens: so many of them.
+        unit: tokens per digest.
+    """
+    units = min(tokens // unit, len(chain))
+    return chain[units - 1] if units else None
+
+
 def remember(seen: OrderedDict[int, None], digests: Iterable[int], most: int) -> None:
     """Make digests the latest of those seen, and forget the oldest beyond ``most``. Cost: O(digests)."""
     for digest in digests:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import Tier, digests
+from kvflow.engine import Tier, digest_of_head, digests
 from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall
 from kvflow.patches.claim import claim_of, namespace_of
@@ -54,9 +54,8 @@ class Watch:
         return MemoryView(device, host, max(0, private), self._chunk_tokens)
 
     def digest(self, req: Any, tokens: int) -> int | None:
-        """Digest of the first so many tokens of a request's prompt, as far as they fill units; None if they do not."""
-        units = self._digests(req)[: tokens // self._cache.tree_core.unit_tokens]
-        return units[-1] if units else None
+        """Digest of the first so many tokens of a request's prompt; None if they do not fill a unit."""
+        return digest_of_head(self._digests(req), tokens, self._cache.tree_core.unit_tokens)
 
     def _compare(self, req: Any) -> None:
         """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction."""

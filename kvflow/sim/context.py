@@ -39,11 +39,6 @@ class Context:
         """Length in tokens."""
         return self.piece_ends[-1] if self.piece_ends else 0
 
-    def digest(self, tokens: int, unit_tokens: int) -> int | None:
-        """Digest of the first so many tokens, as far as they fill units; None if they do not."""
-        units = self.digests[: tokens // unit_tokens]
-        return units[-1] if units else None
-
     @property
     def pages(self) -> int:
         """Number of full pages."""

@@ -15,7 +15,7 @@ from math import ceil
 import simpy
 from simpy.events import ProcessGenerator
 
-from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier
+from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, digest_of_head
 from kvflow.engine.guard import MemoryView
 from kvflow.sim.admission import Everyone
 from kvflow.sim.ahead import Ahead
@@ -66,9 +66,7 @@ class Server:
         self._chunked: Request | None = None
         self._running: dict[Request, None] = {}
         self._finishing: list[tuple[int, int, Request]] = []
-        self._joined = 0
-        self._step = 0
-        self._context_tokens = 0
+        self._joined = self._step = self._context_tokens = 0
         self._wake = env.event()
         env.process(self._run())
 
@@ -82,8 +80,9 @@ class Server:
             node = self._tree.match(request.prompt, request.near, self._matchable(request))
             yield from self._memory.fetch(node)
         self._waiting.append(request)
-        fixed_digest = request.prompt.digest(request.claim.fixed_tokens or 0, self._accounting.unit_tokens)
-        self._programs.arrived(request, request.claim, request.prompt.tokens, fixed_digest)
+        claim, prompt = request.claim, request.prompt
+        digest = digest_of_head(prompt.digests, claim.fixed_tokens or 0, self._accounting.unit_tokens)
+        self._programs.arrived(request, claim, prompt.tokens, digest)
         if not self._wake.triggered:
             self._wake.succeed()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvflow.engine import Accounting, Tier, digests, unit_tokens
+from kvflow.engine import Accounting, Tier, digest_of_head, digests, unit_tokens
 from kvflow.engine.accounting import GhostPages
 from kvflow.policy import EvictionClass
 
@@ -66,6 +66,13 @@ def test_prompts_of_one_batch_have_not_lost_what_they_share() -> None:
         accounting.prompt(150, prompt, {}, recomputed)
     assert accounting.counters.recomputed_tokens == 0
     assert accounting.prompt(150, prompt, {}) == 128
+
+
+def test_prompts_that_begin_alike_have_one_digest_of_that_and_short_ones_none() -> None:
+    one, other = digests([*PROMPT, 1], "", 64), digests([*PROMPT[:128], *range(500)], "", 64)
+    assert digest_of_head(one, 130, 64) == digest_of_head(other, 128, 64) == one[1]
+    assert digest_of_head(one, 63, 64) is None
+    assert digest_of_head([], 500, 64) is None
 
 
 def test_a_flush_is_not_an_eviction() -> None:
