@@ -56,7 +56,8 @@ class Guard(_Section):
     evict by recency, and try again later. For ``cost``, and orders of others that ask for it with ``guarded = True``;
     published ones run as they were published."""
     ratio: float = Field(default=0.02, ge=0, le=1)
-    """Share of LRU's own cost, in seconds of computing and loading again, that may be lost against it."""
+    """Share of LRU's own cost, in seconds of computing and loading again, that may be lost against it; on the host
+    tier, of the tokens it computes again."""
     allowance_prompts: float = Field(default=1.0, ge=0)
     """On top of it, the cost of computing so many prompts: a young or small cache has little to compare with."""
 

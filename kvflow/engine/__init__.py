@@ -10,7 +10,7 @@ from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
-from kvflow.engine.coordinator import Coordinator, PromptClaim
+from kvflow.engine.coordinator import FREE_CHOICE, Choice, Coordinator, PromptClaim
 from kvflow.engine.digests import digest_of_head, digests, unit_tokens
 from kvflow.engine.fetch import Fetch, Fetcher
 from kvflow.engine.guard import Guard, GuardSettings, Regret
@@ -22,10 +22,12 @@ from kvflow.engine.programs import Programs
 from kvflow.engine.room import DeviceView, Room
 
 __all__ = [
+    "FREE_CHOICE",
     "Accounting",
     "Answer",
     "BackupPlanner",
     "Capacity",
+    "Choice",
     "Claim",
     "ClaimTable",
     "Commands",

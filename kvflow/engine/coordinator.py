@@ -17,6 +17,32 @@ from kvflow.predict import WorkflowUpdate
 _COMMANDED = EvictionClass.PINNED + 1.0
 """Above whatever a policy ranks."""
 
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The leaves of a tier among which prediction chooses: the oldest ones. The others leave by age, after them.
+
+    Attributes:
+        share: of the tokens of all leaves.
+        window_tokens: no more than so many.
+    """
+
+    share: float = 1.0
+    window_tokens: float = math.inf
+
+    @property
+    def free(self) -> bool:
+        """Whether that is all of them."""
+        return self.share >= 1 and self.window_tokens == math.inf
+
+    @property
+    def none(self) -> bool:
+        """Whether that is none of them."""
+        return self.share <= 0 or self.window_tokens <= 0
+
+
+FREE_CHOICE = Choice()
+
 Priority = tuple[bool, Rank]
 """(beyond the guard's candidates, rank); the lowest leaves first."""
 
@@ -225,26 +251,25 @@ class Coordinator:
             upper.owners = lower.owners.copy(max(0, lower.owners.end_tokens - len(lower.key)))
         self.on_split(upper, lower)
 
-    def open_round(self, leaves: Iterable[Node], share: float = 1.0) -> None:
+    def open_round(self, leaves: Iterable[Node], choice: Choice = FREE_CHOICE) -> None:
         """Prepare a round of evictions: settle who its candidates are.
 
         Args:
             leaves: all evictable leaves of the tier.
-            share: prediction may choose among the oldest leaves that make up this share of their tokens.
+            choice: among which of them prediction may choose.
 
-        Cost: O(leaves log leaves) if the share is between 0 and 1 or the policy looks at ages, else O(1).
+        Cost: O(leaves log leaves) if those are some but not all, or the policy looks at ages; else O(1).
         """
-        self._cutoff = math.inf if share > 0 else -math.inf
-        if share <= 0 or (share >= 1 and not self._uses_age):
+        self._cutoff = math.inf if choice.free else -math.inf
+        if choice.none or (choice.free and not self._uses_age):
             return
         by_age = sorted(leaves, key=_last_access)
         if self._uses_age:
             self._times = [node.last_access_time for node in by_age]
             self.claims.clock.version += 1
-        if share >= 1:
+        if choice.free:
             return
-        room = share * sum(len(node.key) for node in by_age)
-        self._cutoff = -math.inf
+        room = min(choice.window_tokens, choice.share * sum(len(node.key) for node in by_age))
         for node in by_age:
             room -= len(node.key)
             if room < 0:

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from kvflow.engine.accounting import Tier
+from kvflow.engine.coordinator import Choice
 from kvflow.engine.digests import remember
 from kvflow.engine.shadow import ShadowLRU
 from kvflow.policy import ServingCosts
@@ -49,7 +51,8 @@ class GuardSettings:
     """What wrong predictions may cost.
 
     Attributes:
-        ratio: share of LRU's own cost that may be lost against it.
+        ratio: share of LRU's own cost that may be lost against it; of the tokens it computes again, too, as far as the
+            host tier's order goes.
         allowance_prompts: on top of it, the cost of computing so many prompts: in a small or young cache a single
             eviction is a large share.
     """
@@ -90,6 +93,11 @@ class Guard:
     cost goes on growing and with it what may be lost, so prediction gets another chance after a while, the later the
     more it has lost.
 
+    What leaves the host tier has to be computed again, at many times the cost of a load, and few mistakes there are
+    worth more than all that LRU computes again. So on the host prediction chooses only among the oldest leaves of
+    :attr:`host_window_tokens`: what may still be lost, counted in tokens. What is kept there longer than LRU would have
+    kept it ends up in the window and fills it, so that no more than that is ever kept at the expense of what LRU has.
+
     Source: LARU (arXiv 2509.20979) for the oldest leaves and the halving. There every evicted item that returns within
     a phase is a mistake, and items have one size and cost. Leaves differ in size, and a miss on the device may cost a
     load or a computation, which differ by more than an order of magnitude; so mistakes are weighed in seconds, and
@@ -98,10 +106,16 @@ class Guard:
     Args:
         costs: what hits save.
         unit_tokens: tokens per digest.
+
+    Attributes:
+        share: λ on the device.
+        host_window_tokens: tokens of the host's oldest leaves among which prediction chooses.
+        regret: what it has cost and gained.
     """
 
     def __init__(self, costs: ServingCosts, unit_tokens: int, settings: GuardSettings | None = None) -> None:
         self.share = 1.0
+        self.host_window_tokens = 0.0
         self.regret = Regret()
         self._costs = costs
         self._unit_tokens = unit_tokens
@@ -112,18 +126,34 @@ class Guard:
         self._sample = 0
         self._prompt_s = 0.0
         self._running: dict[Hashable, tuple[list[int], bool, int]] = {}
-        self._balance_s = 0.0
-        self._lru_s = 0.0
+        self._looked_up: dict[Hashable, Sequence[int]] = {}
+        self._balance_s = self._lru_s = 0.0
+        self._balance_tokens = self._lru_tokens = 0.0
 
     @property
     def active(self) -> bool:
         """Whether prediction has a say at all."""
         return self.share > 0
 
+    def choice(self, tier: Tier) -> Choice:
+        """Among which leaves of a tier prediction may choose."""
+        return Choice(self.share, self.host_window_tokens if tier is Tier.HOST else math.inf)
+
     @property
     def running(self) -> int:
         """Requests that have started and not ended."""
         return len(self._running)
+
+    def looked_up(self, key: Hashable, digests: Sequence[int]) -> None:
+        """A request that still waits has looked for its prompt. SGLang counts that as a use, and so does its LRU.
+
+        Args:
+            key: names the request.
+            digests: of the prompt's full units.
+
+        Cost: O(1) now, and that of :meth:`started` when the next request starts or ends.
+        """
+        self._looked_up[key] = digests
 
     def started(
         self,
@@ -146,6 +176,7 @@ class Guard:
             rest_tokens: its tokens behind the last full unit.
         """
         unit = self._unit_tokens
+        self._looked_up.pop(key, None)
         if not self._sample:
             self._sample = max(1, memory.device_tokens // (unit * _SHADOW_UNITS))
         sampled, held = self._sampled(digests)
@@ -158,12 +189,23 @@ class Guard:
         device, host = self._capacities(memory)
         group = max(1, memory.chunk_tokens // (unit * self._sample))
         rest = rest_tokens / (unit * self._sample)
+        # requests of one batch look for their prompts when the one before has made room on the device; but the host
+        # makes room when they have been computed
         self._device.hold(held, device, group, rest)
+        self._renew()
         if host:
             self._host.hold(held, host, group, rest)
         remember(self._seen, held, _MAX_SEEN)
         missed_tokens = max(0, len(digests) * unit - device_hit)
         self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
+
+    def _renew(self) -> None:
+        """Touch what requests that wait have found."""
+        for digests in self._looked_up.values():
+            sampled = self._sampled(digests)[1]
+            self._device.look_up(sampled)
+            self._host.look_up(sampled)
+        self._looked_up.clear()
 
     def _compare(
         self, sampled: Sequence[int], held: Sequence[int], device_end: int, cached_end: int
@@ -178,6 +220,8 @@ class Guard:
             is_cached, was_cached = end <= cached_end, place < on_device or place < on_host
             if not is_cached and (held[place] not in self._seen or self._device.holds(held[place])):
                 continue  # new, or a request that runs is computing it, so no order has lost it
+            self._lru_tokens += weight * (not was_cached)
+            self._balance_tokens += weight * (was_cached - is_cached)
             regret.gained_tokens += weight * (is_cached and not was_cached)
             regret.lost_tokens += weight * (was_cached and not is_cached)
             miss_s = self._miss_s(end, backed_up=is_cached)
@@ -199,6 +243,7 @@ class Guard:
         started = self._running.pop(key, None)
         if started is None:
             return
+        self._renew()
         held, tip_sampled, held_rest_tokens = started
         added = self._sampled(digests)[1][len(held) :]
         if digests:
@@ -215,7 +260,7 @@ class Guard:
     def restart(self) -> None:
         """Another order is in use: trust it. What LRU would have in the cache does not depend on the order."""
         self.share = 1.0
-        self._balance_s = 0.0
+        self._balance_s = self._balance_tokens = 0.0
 
     def clear(self) -> None:
         """The cache has been flushed."""
@@ -245,6 +290,9 @@ class Guard:
             self.regret.gained_s -= difference_s
         fade = math.exp(-missed_tokens / (_MEMORY_CAPACITIES * max(1, memory.device_tokens)))
         self._lru_s = self._lru_s * fade + shadow_s
+        self._lru_tokens *= fade
+        self._balance_tokens *= fade
+        self.host_window_tokens = max(0.0, self._settings.ratio * self._lru_tokens - self._balance_tokens)
         limit_s = self._settings.ratio * self._lru_s + self._settings.allowance_prompts * self._prompt_s
         self._balance_s = max(self._balance_s * fade + difference_s, -_MOST_CREDIT * limit_s)
         spent = self._balance_s / limit_s if limit_s > 0 else 0.0

@@ -68,6 +68,16 @@ class ShadowLRU:
             self._add(sampled[start : start + group], holders=1)
         self._shrink(capacity)
 
+    def look_up(self, sampled: Sequence[int]) -> None:
+        """A request that still waits has looked for its prompt, which renews what is there of it.
+
+        Args:
+            sampled: digests of its prompt.
+        """
+        for part in reversed(self._path(sampled)):
+            if not part.holders:
+                self._kept.move_to_end(part)
+
     def release(
         self, sampled: Sequence[int], added: Sequence[int], capacity: int, held_rest: float = 0.0, rest: float = 0.0
     ) -> None:

@@ -98,7 +98,7 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> Any:
         self._asked_tokens = request_cnt
-        self._open_round(self.evictable_device_leaves)
+        self._open_round(Tier.DEVICE, self.evictable_device_leaves)
         return super().evict_device_start(component_type, request_cnt)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
@@ -115,7 +115,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         return super().evict_device_end(component_type)
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
-        self._open_round(self.evictable_host_leaves, tokens=num_tokens)
+        self._open_round(Tier.HOST, self.evictable_host_leaves, tokens=num_tokens)
         try:
             return super().drive_host_eviction(component_type, num_tokens)
         finally:
@@ -137,7 +137,7 @@ class KvflowTreeCore(UnifiedTreeCore):
     def candidates(self) -> list[Any]:
         """What could leave the device, ready to be ranked: all of it, or the part that a round would look at."""
         leaves = self.evictable_device_leaves
-        self._open_round(leaves)
+        self._open_round(Tier.DEVICE, leaves)
         found = list(leaves)
         self._close_round(leaves)
         return found
@@ -174,13 +174,13 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.evictable_device_leaves.ended(node)
         self.evictable_host_leaves.ended(node)
 
-    def _open_round(self, leaves: Leaves, tokens: int = 0) -> None:
+    def _open_round(self, tier: Tier, leaves: Leaves, tokens: int = 0) -> None:
         """Settle who the candidates are. Should that ever fail, the order is SGLang's from then on."""
         try:
-            share = self.trust.share
+            choice = self.trust.choice(tier)
             if self.coordinator.by_parts:
-                leaves.open_round(claims=self.coordinator.uses_claims and share > 0, tokens=tokens)
-            self.coordinator.open_round(leaves, share)
+                leaves.open_round(claims=self.coordinator.uses_claims and not choice.none, tokens=tokens)
+            self.coordinator.open_round(leaves, choice)
         except Exception:
             note("eviction order")
             self.coordinator.set_policy("lru")

@@ -22,7 +22,7 @@ from kvflow.patches.messages import KvflowAnswer
 from kvflow.patches.seams import Role
 
 PREFIX = "/kvflow/v1"
-STATES = frozenset({"guarded", "active", "share", "queue_s", "gate"})
+STATES = frozenset({"guarded", "active", "share", "host_window_tokens", "queue_s", "gate"})
 """What a replica reports that cannot be added up."""
 
 router = APIRouter(prefix=PREFIX)

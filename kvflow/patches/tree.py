@@ -87,6 +87,12 @@ class KvflowRadixCache(UnifiedRadixCache):
             if self.splicer is not None:
                 self.splicer.reuse.clear()
 
+    def match_prefix(self, params: Any) -> Any:
+        result = super().match_prefix(params)
+        if params.req is not None:
+            self.watch.looked_up(params.req)
+        return result
+
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         if self.splicer is not None:
             self.splicer.computed(req, up_to)

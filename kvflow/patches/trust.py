@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvflow import config
-from kvflow.engine import Coordinator, Guard, GuardSettings, Regret, Tier
+from kvflow.engine import FREE_CHOICE, Choice, Coordinator, Guard, GuardSettings, Regret, Tier
 from kvflow.engine.guard import MemoryView
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,15 @@ class Trust:
         """Share of the cached tokens, oldest first, among which predictions choose."""
         return self._guard.share if self._guard is not None else 1.0
 
+    def choice(self, tier: Tier) -> Choice:
+        """Among which leaves of a tier predictions choose."""
+        return self._guard.choice(tier) if self._guard is not None else FREE_CHOICE
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the order in use is guarded."""
+        return self._guard is not None
+
     @property
     def active(self) -> bool:
         """Whether predictions have a say at all."""
@@ -56,6 +65,11 @@ class Trust:
             self._guard.regret = self.regret
         else:
             self._guard.restart()
+
+    def looked_up(self, rid: str, digests: Sequence[int]) -> None:
+        """A request that waits has looked for its prompt."""
+        if self._guard is not None:
+            self._guard.looked_up(rid, digests)
 
     def started(
         self, rid: str, digests: Sequence[int], hits: Mapping[Tier, int], memory: MemoryView, rest_tokens: int = 0
@@ -98,9 +112,10 @@ class Trust:
     def as_dict(self) -> dict[str, Any]:
         """State and counters, for reports."""
         return {
-            "guarded": self._guard is not None,
+            "guarded": self.guarded,
             "active": self.active,
             "share": self.share,
+            "host_window_tokens": round(self._guard.host_window_tokens) if self._guard is not None else None,
             "running": self._guard.running if self._guard is not None else 0,
             **asdict(self.regret),
         }

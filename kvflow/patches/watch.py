@@ -35,6 +35,11 @@ class Watch:
         self._watching = Guard("guard")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 
+    def looked_up(self, req: Any) -> None:
+        """A request that waits has been matched against the tree."""
+        if self._cache.trust.guarded:
+            self._watching.run(self._look_up, req, default=None)
+
     def computed(self, req: Any) -> None:
         """Another chunk of a request has been computed."""
         self._watching.run(self._compare, req, default=None)
@@ -57,6 +62,9 @@ class Watch:
         """Digest of the first so many tokens of a request's prompt; None if they do not fill a unit."""
         return digest_of_head(self._digests(req), tokens, self._cache.tree_core.unit_tokens)
 
+    def _look_up(self, req: Any) -> None:
+        self._cache.trust.looked_up(req.rid, self._digests(req))
+
     def _compare(self, req: Any) -> None:
         """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction."""
         if getattr(req, "_kvflow_watched", None) == req.retraction_count:
@@ -66,14 +74,13 @@ class Watch:
         self._cache.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest_tokens)
 
     def _leave(self, req: Any, checkpointed: bool) -> None:
-        prompt = getattr(req, "_kvflow_digests", None)
-        if prompt is None:  # nothing of it was ever computed
+        if not hasattr(req, "_kvflow_digests"):  # it was never looked up
             return
-        if req.__dict__.pop("_kvflow_in_use", False):
-            for unit in prompt:
-                self._in_use[unit] -= 1
-                if self._in_use[unit] <= 0:
-                    del self._in_use[unit]
+        for unit in req.__dict__.pop("_kvflow_in_use", ()):
+            self._in_use[unit] -= 1
+            if self._in_use[unit] <= 0:
+                del self._in_use[unit]
+        prompt = self._digests(req)
         whole: list[int] = []
         rest_tokens = 0
         if checkpointed:
@@ -105,7 +112,7 @@ class Watch:
         # what requests compute at the same time, none of them has lost
         recomputed = cache.accounting.known([unit for unit in missing if unit not in self._in_use], 0)
         cache.accounting.prompt(len(req.origin_input_ids), units, hits, recomputed)
-        req._kvflow_in_use = True
+        req._kvflow_in_use = units
         self._in_use.update(units)
 
     def _rest_tokens(self, tokens: int) -> int:
@@ -114,11 +121,12 @@ class Watch:
         return rest_tokens - rest_tokens % self._cache.page_size
 
     def _digests(self, req: Any) -> list[int]:
-        """Digests of what of a request's prompt can be cached, computed once."""
+        """Digests of what of a request's prompt can be cached, as far as that is known yet; computed once."""
+        unit = self._cache.tree_core.unit_tokens
         if not hasattr(req, "_kvflow_digests"):
-            tokens = req.origin_input_ids[: self._cache.publishable(req, len(req.origin_input_ids))]
-            req._kvflow_digests = digests(tokens, namespace_of(req), self._cache.tree_core.unit_tokens)
-        return req._kvflow_digests
+            req._kvflow_digests = digests(req.origin_input_ids, namespace_of(req), unit)
+        found: list[int] = req._kvflow_digests
+        return found[: self._cache.publishable(req, len(req.origin_input_ids)) // unit]
 
 
 def _hits(req: Any) -> dict[Tier, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import simpy
 from simpy.events import ProcessGenerator
 
-from kvflow.engine import Accounting, Coordinator, Guard, Tier
+from kvflow.engine import FREE_CHOICE, Accounting, Coordinator, Guard, Tier
 from kvflow.engine.guard import MemoryView
 from kvflow.policy import AdmissionMemory, EvictionClass
 from kvflow.sim.node import Node
@@ -47,7 +47,7 @@ class Memory:
         self.tree = RadixTree(
             coordinator,
             page_tokens,
-            share=(lambda: guard.share) if guard is not None else (lambda: 1.0),
+            choice=guard.choice if guard is not None else lambda tier: FREE_CHOICE,
             on_evicted=self._count_evicted,
         )
         self.on_left: Callable[[Node, Tier], None] = lambda node, tier: None

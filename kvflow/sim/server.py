@@ -16,15 +16,14 @@ import simpy
 from simpy.events import ProcessGenerator
 
 from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, digest_of_head
-from kvflow.engine.guard import MemoryView
 from kvflow.sim.admission import Everyone
 from kvflow.sim.ahead import Ahead
-from kvflow.sim.context import Context
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
 from kvflow.sim.request import Request
 from kvflow.sim.times import ServerTimes
 from kvflow.sim.tree import Node
+from kvflow.sim.watch import Watch
 
 _RETRY_STEPS = 32
 
@@ -58,7 +57,7 @@ class Server:
         self._tree = memory.tree
         self._coordinator = coordinator
         self._accounting = accounting
-        self._guard = guard
+        self._watch = Watch(guard, memory, accounting.unit_tokens)
         self._programs = Everyone() if programs is None else programs
         self._ahead = ahead
         self._before_eviction = before_eviction
@@ -139,6 +138,7 @@ class Server:
         """Give a request its memory: lock its cached prefix, load back what is on the host, reserve the rest."""
         tree, memory = self._tree, self._memory
         node = tree.match(request.whole, request.near, self._matchable(request))
+        self._watch.looked_up(request)
         while not node.on_device and not node.on_host:
             assert node.parent is not None
             node = node.parent
@@ -201,8 +201,7 @@ class Server:
             self._computed(request, end)
             if request in known:
                 self._count(request, known[request])
-            if not request.watched:
-                self._watch(request)
+            self._watch.computed(request, self._chunked)
             if end == request.goal:
                 self._first_token(request)
 
@@ -257,30 +256,6 @@ class Server:
             request.prompt.tokens, request.prompt.digests, {Tier(tier): count for tier, count in hits.items()}, known
         )
         self.times.recompute_s += self._profile.compute_s(request.found, request.found + recomputed)
-
-    def _watch(self, request: Request) -> None:
-        """Let the guard compare a request's hits with LRU's, once each time it starts."""
-        request.watched = True
-        if self._guard is not None:
-            hits = request.hits
-            self._guard.started(
-                request,
-                request.prompt.digests,
-                device_hit=hits["device"],
-                host_hit=hits["host"],
-                memory=self._view(request),
-                rest_tokens=self._rest_tokens(request.prompt),
-            )
-
-    def _rest_tokens(self, context: Context) -> int:
-        """What of a context lies behind its last full unit, in pages that can be cached."""
-        rest_tokens = context.tokens % self._accounting.unit_tokens
-        return rest_tokens - rest_tokens % self._memory.page_tokens
-
-    def _view(self, starting: Request | None = None) -> MemoryView:
-        """Memory as the guard wants to know it: prompts that have started count as a whole, not as what is left."""
-        left = sum(one.goal - one.computed for one in {starting, self._chunked} if one is not None and one.watched)
-        return self._memory.view(left)
 
     # -- decode
 
@@ -365,11 +340,10 @@ class Server:
         self._release(request, generated)
         request.generated += generated
         self.times.retractions += 1
-        request.node, request.watched = None, False
+        request.node = None
         self._coordinator.retracted(request.claim)
         self._programs.retracted(request)
-        if self._guard is not None:
-            self._guard.ended(request, (), memory=self._view())
+        self._watch.retracted(request, self._chunked)
         self._waiting.insert(0, request)
 
     def _release(self, request: Request, generated: int) -> None:
@@ -393,7 +367,5 @@ class Server:
         self._coordinator.answered(request.claim)
         self._programs.left(request, request.output_tokens)
         self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
-        if self._guard is not None:
-            rest_tokens = self._rest_tokens(request.whole)
-            self._guard.ended(request, request.whole.digests, memory=self._view(), rest_tokens=rest_tokens)
+        self._watch.finished(request, self._chunked)
         request.done.succeed(True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from kvflow.engine import Coordinator, Tier
+from kvflow.engine import FREE_CHOICE, Choice, Coordinator, Tier
 from kvflow.policy import EvictionClass
 from kvflow.sim.context import Context, runs_between
 from kvflow.sim.node import Node, Span, common_pages, cut, first_page
@@ -29,7 +29,7 @@ class RadixTree:
     Args:
         coordinator: ranks what can be evicted.
         page_tokens: page size.
-        share: tells how far prediction is trusted (see :class:`kvflow.engine.Guard`).
+        choice: tells among which leaves of a tier prediction may choose (see :class:`kvflow.engine.Guard`).
         on_evicted: told of every eviction.
     """
 
@@ -38,7 +38,7 @@ class RadixTree:
         coordinator: Coordinator,
         page_tokens: int,
         *,
-        share: Callable[[], float] = lambda: 1.0,
+        choice: Callable[[Tier], Choice] = lambda tier: FREE_CHOICE,
         on_evicted: OnEvicted = lambda node, tier, cls: None,
     ) -> None:
         self.page_tokens = page_tokens
@@ -48,7 +48,7 @@ class RadixTree:
         self.device_pages = self.protected_pages = self.host_pages = self.storage_pages = 0
         self.nodes = 0
         self._coordinator = coordinator
-        self._share = share
+        self._choice = choice
         self._on_evicted = on_evicted
         self._time = 0.0
         self._device_leaves: dict[Node, None] = {}
@@ -208,11 +208,11 @@ class RadixTree:
 
     def evict_device(self, pages: int) -> int:
         """Free at least so many pages of the device, if there are as many to free; returns how many were."""
-        return self._evict(self._device_leaves, pages, self._leave_device)
+        return self._evict(Tier.DEVICE, self._device_leaves, pages, self._leave_device)
 
     def evict_host(self, pages: int) -> int:
         """The same for the host."""
-        return self._evict(self._host_leaves, pages, self._leave_host)
+        return self._evict(Tier.HOST, self._host_leaves, pages, self._leave_host)
 
     def evict_storage(self, pages: int) -> int:
         """The same for storage, always by recency."""
@@ -225,11 +225,13 @@ class RadixTree:
 
     def candidates(self) -> list[Node]:
         """What could leave the device, ready to be ranked."""
-        self._coordinator.open_round(self._device_leaves, self._share())
+        self._coordinator.open_round(self._device_leaves, self._choice(Tier.DEVICE))
         return list(self._device_leaves)
 
-    def _evict(self, leaves: dict[Node, None], pages: int, leave: Callable[[Node, EvictionClass], None]) -> int:
-        self._coordinator.open_round(leaves, self._share())
+    def _evict(
+        self, tier: Tier, leaves: dict[Node, None], pages: int, leave: Callable[[Node, EvictionClass], None]
+    ) -> int:
+        self._coordinator.open_round(leaves, self._choice(tier))
         priority = self._coordinator.priority
         heap = [(priority(node), node.last_access_time, id(node), node) for node in leaves]
         heapq.heapify(heap)

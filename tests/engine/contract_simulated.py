@@ -7,7 +7,7 @@ from typing import Any
 
 import simpy
 
-from kvflow.engine import Accounting, Coordinator, Tier
+from kvflow.engine import Accounting, Choice, Coordinator, Tier
 from kvflow.policy import EvictionClass
 from kvflow.predict import WorkflowUpdate
 from kvflow.sim import Profile
@@ -63,7 +63,7 @@ class Simulated:
         self.tree = self.memory.tree
         accounting = Accounting(4 * PAGE)
         self._server = Server(self._env, profile, self.memory, self.coordinator, accounting, guard=None)
-        self.tree._share = lambda: share
+        self.tree._choice = lambda tier: Choice(share)
         self._running: dict[int, _Running] = {}
         self._record()
 

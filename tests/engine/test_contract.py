@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from kvflow.engine import Choice
 from tests.engine.contract_real import Real
 from tests.engine.contract_scenario import PAGE, Answer, Ask, Scenario, Spelling
 from tests.engine.contract_simulated import PROFILE, Served, Simulated
@@ -80,7 +81,7 @@ def test_candidates_of_a_guard_that_trusts_little(
 ) -> None:
     from kvflow.patches.trust import Trust
 
-    monkeypatch.setattr(Trust, "share", share)
+    monkeypatch.setattr(Trust, "choice", lambda self, tier: Choice(share))
     assert play(policy, 6, publish, host=1.5, at_once=2, share=share).log.loaded
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -323,6 +324,20 @@ def test_the_guard_follows_the_order_in_use(make_tree: Callable[..., Any]) -> No
     trusted.restart()
     assert trusted.as_dict()["guarded"]
     assert trusted.share == 1.0
+
+
+def test_the_guard_hears_what_a_waiting_request_looks_for(make_tree: Callable[..., Any]) -> None:
+    """In SGLang that is a use, so it is one for the LRU that orders are compared with."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+
+    tree = make_tree("kvflow")
+    req = SimpleNamespace(rid="r", origin_input_ids=prompt(1), extra_key=None, cache_salt=None, session=None)
+    guard = tree.cache.trust._guard
+    tree.cache.match_prefix(MatchPrefixParams(key=tree.key(prompt(1))))
+    assert not guard._looked_up
+    tree.cache.match_prefix(MatchPrefixParams(key=tree.key(prompt(1)), req=req))
+    assert list(guard._looked_up) == ["r"]
+    assert len(guard._looked_up["r"]) == len(prompt(1)) // tree.cache.tree_core.unit_tokens
 
 
 MANY = 2 * EXACT

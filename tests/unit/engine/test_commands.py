@@ -11,6 +11,7 @@ from kvflow.engine import (
     Answer,
     BackupPlanner,
     Capacity,
+    Choice,
     Commands,
     Coordinator,
     Counters,
@@ -92,7 +93,7 @@ def test_what_is_pinned_leaves_last_under_every_policy_until_its_time_is_over(po
 
 def test_pins_hold_even_when_the_guard_trusts_no_prediction(server: Server) -> None:
     server("kv.pin")
-    server.coordinator.open_round([server.shared, *server.own.values()], share=0.0)
+    server.coordinator.open_round([server.shared, *server.own.values()], Choice(share=0.0))
     assert server.coordinator.priority(server.own["b"]) < server.coordinator.priority(server.own["a"])
 
 

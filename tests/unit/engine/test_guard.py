@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvflow.engine import Guard, GuardSettings
+from kvflow.engine import Guard, GuardSettings, Tier
 from kvflow.engine import guard as module
 from kvflow.engine.guard import MemoryView
 from kvflow.policy import ServingCosts
@@ -297,6 +297,41 @@ def test_a_host_tier_turns_a_loss_into_a_load() -> None:
         guard.ended(turn, chain(1), memory=view)
     assert guard.regret.lost_tokens == 0
     assert guard.regret.lost_s == pytest.approx(8 * UNIT * COSTS.load_token_s)
+
+
+def test_on_the_host_prediction_chooses_among_as_much_as_may_be_lost() -> None:
+    view = memory(40, 40)
+    guard = Guard(COSTS, UNIT, GuardSettings(ratio=0.1))
+    assert guard.choice(Tier.HOST).none
+    assert guard.choice(Tier.DEVICE).free
+    for _ in range(2):
+        for name in range(20):  # more than LRU can keep: it computes all of them again
+            guard.started(name, chain(name), device_hit=0, host_hit=0, memory=view)
+            guard.ended(name, chain(name), memory=view)
+    assert guard.host_window_tokens == pytest.approx(0.1 * 20 * 8 * UNIT, rel=0.1)
+    guard.started(0, chain(0), device_hit=0, host_hit=8 * UNIT, memory=view)  # LRU would not have had it
+    gained = guard.host_window_tokens
+    assert gained == pytest.approx((0.1 * 20 + 0.1 + 1) * 8 * UNIT, rel=0.1)
+    lose(guard, range(15, 19), view)
+    assert guard.choice(Tier.HOST).none
+    assert guard.regret.lost_tokens > gained
+
+
+@pytest.mark.parametrize("host_units", [0, 40])
+def test_what_a_waiting_request_looks_up_is_renewed_as_in_the_cache(host_units: int) -> None:
+    view = memory(40, host_units)
+    guard = Guard(COSTS, UNIT)
+    for name in range(5):
+        guard.started(name, chain(name), device_hit=0, host_hit=0, memory=view)
+        if name < 4:
+            guard.ended(name, chain(name), memory=view)
+    guard.looked_up("waits", chain(0))
+    guard.ended(4, chain(4), memory=view)
+    guard.started(9, chain(9), device_hit=0, host_hit=0, memory=view)  # one has to leave: the oldest is not 0 now
+    guard.started(0, chain(0), device_hit=0, host_hit=0, memory=view)
+    assert guard.regret.lost_tokens == 8 * UNIT
+    guard.started(1, chain(1), device_hit=0, host_hit=0, memory=view)
+    assert guard.regret.lost_tokens == 8 * UNIT
 
 
 def push_out(guard: Guard, view: MemoryView) -> None:

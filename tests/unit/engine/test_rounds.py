@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine import FREE_CHOICE, Choice, Coordinator, PromptClaim
 from kvflow.engine.owners import Owners
 from kvflow.policy import POLICIES, EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -38,9 +38,9 @@ def predict(coordinator: Coordinator, node: Leaf, name: str, **prediction: float
     coordinator.tag(PromptClaim(workflow_id=name, workflow_type="t", agent=name), [(node, 64)], 0)
 
 
-def order(coordinator: Coordinator, nodes: Sequence[Leaf], share: float = 1.0) -> list[int]:
+def order(coordinator: Coordinator, nodes: Sequence[Leaf], choice: Choice = FREE_CHOICE) -> list[int]:
     """Indexes of leaves in the order in which they would leave."""
-    coordinator.open_round(nodes, share)
+    coordinator.open_round(nodes, choice)
     return sorted(range(len(nodes)), key=lambda i: (coordinator.priority(nodes[i]), nodes[i].last_access_time))
 
 
@@ -103,8 +103,19 @@ def test_a_share_leaves_the_choice_among_the_oldest_and_takes_the_rest_by_age() 
     for index, node in enumerate(nodes):
         predict(coordinator, node, str(index), due_s=10.0 + 100 * index)  # older ones are due sooner
     assert order(coordinator, nodes) == list(reversed(range(8)))
-    assert order(coordinator, nodes, share=0.5) == [3, 2, 1, 0, 4, 5, 6, 7]
-    assert order(coordinator, nodes, share=0.25) == [1, 0, *range(2, 8)]
+    assert order(coordinator, nodes, Choice(share=0.5)) == [3, 2, 1, 0, 4, 5, 6, 7]
+    assert order(coordinator, nodes, Choice(share=0.25)) == [1, 0, *range(2, 8)]
+
+
+def test_a_window_leaves_the_choice_among_the_oldest_tokens_however_many_there_are() -> None:
+    coordinator, nodes = Coordinator("cost"), leaves(8)
+    for index, node in enumerate(nodes):
+        predict(coordinator, node, str(index), due_s=10.0 + 100 * index)
+    assert order(coordinator, nodes, Choice(window_tokens=3 * 64 + 63)) == [2, 1, 0, *range(3, 8)]
+    assert order(coordinator, nodes, Choice(share=0.25, window_tokens=3 * 64)) == [1, 0, *range(2, 8)]
+    assert order(coordinator, nodes, Choice(window_tokens=63)) == list(range(8))
+    assert order(coordinator, nodes, Choice(window_tokens=0)) == list(range(8))
+    assert order(coordinator, nodes, Choice(window_tokens=8 * 64)) == list(reversed(range(8)))
 
 
 @pytest.mark.parametrize("policy", ["cost", "steps", "saga"])
@@ -115,7 +126,7 @@ def test_without_trust_every_order_is_recency(policy: str) -> None:
         due_s, probability = rng.uniform(1, 100), rng.random()
         predict(coordinator, node, str(index), due_s=due_s, probability=probability, steps=rng.randrange(9))
     assert order(coordinator, nodes) != list(range(16))
-    assert order(coordinator, nodes, share=0.0) == list(range(16))
+    assert order(coordinator, nodes, Choice(share=0.0)) == list(range(16))
     assert order(coordinator, nodes) != list(range(16))
 
 

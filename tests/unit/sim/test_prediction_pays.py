@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from bench.adversaries import ADVERSARIES, registered
+from bench.adversaries import ADVERSARIES, GuardedLRU, registered
 from kvflow.sim import SimResult, SimSettings, load_profile, simulate
 from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
 
@@ -74,11 +74,21 @@ def test_cost_does_not_lose_to_lru(kind: str, host: float) -> None:
 @pytest.mark.usefixtures("adversaries")
 @pytest.mark.parametrize("policy", sorted(ADVERSARIES))
 @pytest.mark.parametrize("kind", ["react", "loop"])
-@pytest.mark.parametrize("host", [0.0, 0.4])
+@pytest.mark.parametrize("host", [0.0, 0.4, 0.8])
 def test_the_guard_bounds_what_wrong_predictions_cost(kind: str, policy: str, host: float) -> None:
     lru = run(kind, "lru", host=host).counters.recomputed_tokens
     guarded = run(kind, policy, host=host).counters.recomputed_tokens
     assert guarded <= 1.10 * lru
+
+
+@pytest.mark.usefixtures("adversaries")
+@pytest.mark.parametrize("kind", sorted(OPTIONS))
+@pytest.mark.parametrize("host", [0.0, 0.8])
+def test_lru_has_nothing_to_regret_against_its_shadow(kind: str, host: float) -> None:
+    result = run(kind, GuardedLRU.name, host=host)
+    assert result.regret is not None
+    assert result.regret.lost_tokens <= 0.01 * result.counters.recomputed_tokens
+    assert result.regret.gained_tokens <= 0.05 * result.counters.recomputed_tokens
 
 
 @pytest.mark.usefixtures("adversaries")
