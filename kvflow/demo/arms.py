@@ -17,7 +17,6 @@ from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.link import Direction
 from kvflow.patches.cpu.publish import read_statistics
 
-_EMPTY_TIMEOUT_S = 30.0
 _RESIDENCY_PERIOD_S = 0.25
 
 
@@ -80,18 +79,6 @@ class ArmServer:
         self.url = url
         self.seams_hold = False
         self._link_path = link_path
-
-    async def empty(self, client: httpx.AsyncClient) -> None:
-        """Flush the cache and make sure it is empty.
-
-        Raises:
-            ServerUnavailableError: it cannot be emptied.
-        """
-        deadline_s = time.monotonic() + _EMPTY_TIMEOUT_S
-        while (await client.post("/flush_cache")).status_code != httpx.codes.OK:
-            if time.monotonic() > deadline_s:
-                raise ServerUnavailableError(f"{self.arm.name}: the cache could not be flushed")
-            await asyncio.sleep(0.1)
 
     async def check(self, client: httpx.AsyncClient) -> None:
         """Make sure the arm is what it says: a baseline without kvflow, or kvflow with every seam in place.

@@ -20,6 +20,7 @@ from kvflow.demo.measure import REQUEST_TIMEOUT_S, MeasuredModel, RoundRecord
 from kvflow.demo.program import GRAPH, Review
 from kvflow.errors import MissingExtraError
 from kvflow.graph import to_dict
+from kvflow.replay.server import flush
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ async def _play_round(
     async with httpx.AsyncClient(base_url=server.url, timeout=REQUEST_TIMEOUT_S, limits=limits) as client:
         await server.check(client)
         await client.post("/generate", json={"text": "warm up", "sampling_params": {"max_new_tokens": 2}})
-        await server.empty(client)
+        await flush(server.arm.name, client)
         kvflow.instrument(client)
         stalled_s = server.stall_s()
         record = RoundRecord(index, settings.page_tokens)

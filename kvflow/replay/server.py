@@ -148,14 +148,31 @@ async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = F
         await _check_forcing(running, client, prompt)
     await _warm(client, prompt)
     await _warm(client, prompt)
-    await _flush(running, client)
+    await flush(running.arm.name, client)
     cached = await _warm(client, prompt)
     if cached:
         raise ServerUnavailableError(f"{running.arm.name}: {cached} tokens were still cached after a flush")
-    await _flush(running, client)
+    await flush(running.arm.name, client)
     if kvflow:
         await _asked(client, "GET", "/kvflow/v1/stats", params={"reset": True})
     return Ready(kvflow=kvflow, page_tokens=page_tokens)
+
+
+async def flush(name: str, client: httpx.AsyncClient) -> None:
+    """Empty a server's cache, as soon as it has nothing under way.
+
+    Args:
+        name: what to call the server if that fails.
+        client: talks to it.
+
+    Raises:
+        ServerUnavailableError: it cannot be emptied.
+    """
+    deadline_s = time.monotonic() + _EMPTY_TIMEOUT_S
+    while (await _asked(client, "POST", "/flush_cache")).is_error:  # refused while anything is under way
+        if time.monotonic() > deadline_s:
+            raise ServerUnavailableError(f"{name}: the cache could not be emptied; is anybody else using it?")
+        await asyncio.sleep(0.1)
 
 
 @contextlib.asynccontextmanager
@@ -318,13 +335,3 @@ async def _warm(client: httpx.AsyncClient, prompt: list[int]) -> int:
     sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
     answer = _read(await _asked(client, "POST", "/generate", json={"input_ids": prompt, "sampling_params": sampling}))
     return int(answer["meta_info"]["cached_tokens"])
-
-
-async def _flush(running: Running, client: httpx.AsyncClient) -> None:
-    deadline_s = time.monotonic() + _EMPTY_TIMEOUT_S
-    while (await _asked(client, "POST", "/flush_cache")).is_error:  # refused while anything is under way
-        if time.monotonic() > deadline_s:
-            raise ServerUnavailableError(
-                f"{running.arm.name}: the cache could not be emptied; is anybody else using it?"
-            )
-        await asyncio.sleep(0.1)
