@@ -73,15 +73,6 @@ class Server:
             time.sleep(0.01)
 
 
-def write_plugin(folder: Path, name: str, source: str) -> None:
-    """Write a plugin of SGLang's into a folder; ``register`` in its source is called in every process."""
-    (folder / f"{name}.py").write_text(source)
-    info = folder / f"{name}-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:register\n")
-
-
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cached = os.environ.get("KVFLOW_TEST_MODEL_FOLDER")

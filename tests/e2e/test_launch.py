@@ -22,9 +22,10 @@ from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches import cpu
 from kvflow.patches.cpu.launch import server_environment
 from tests import forking
-from tests.e2e.conftest import Server, write_plugin
+from tests.e2e.conftest import Server
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text
 from tests.e2e.test_commands import there_and_back
+from tests.plugins import write_plugin
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 

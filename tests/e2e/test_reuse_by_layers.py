@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import write_plugin
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text
+from tests.plugins import write_plugin
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Server, write_plugin
+from tests.e2e.conftest import Server
 from tests.e2e.reusing import DOCUMENT, ask, exact, reuse, text
+from tests.plugins import write_plugin
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 

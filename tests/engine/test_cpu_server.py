@@ -16,6 +16,7 @@ import pytest
 from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.model import ModelSpec, build_model
+from tests.plugins import write_plugin
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -154,11 +155,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def throttled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Loader]]:
     """A server whose link moves 8 MB/s each way, with the loader plugin."""
     folder = tmp_path_factory.mktemp("throttled")
-    (folder / "kvflow_test_loader.py").write_text(LOADER)
-    package = folder / "kvflow_test_loader-1.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: kvflow-test-loader\nVersion: 1\n")
-    (package / "entry_points.txt").write_text("[sglang.srt.plugins]\nloader = kvflow_test_loader:register\n")
+    write_plugin(folder, "kvflow_test_loader", LOADER)
     variables = {"KVFLOW_CPU_LINK_BYTES_PER_S": str(BYTES_PER_S), "LOADER_FOLDER": str(folder)}
     started = launch_server(model, log_path=folder / "log", extra_args=HOST_TIER, env=variables, python_path=[folder])
     with started as server, Client(server) as client:
