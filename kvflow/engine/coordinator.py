@@ -20,11 +20,12 @@ _COMMANDED = EvictionClass.PINNED + 1.0
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The leaves of a tier among which prediction chooses: the oldest ones. The others leave by age, after them.
+    """The leaves of a tier among which prediction chooses: the oldest ones, and what only ended workflows have used,
+    which is a fact and no prediction. The others leave by age, after them.
 
     Attributes:
-        share: of the tokens of all leaves.
-        window_tokens: no more than so many.
+        share: the oldest make up this share of the tokens of all leaves; with 0 prediction has no choice at all.
+        window_tokens: and no more than so many.
     """
 
     share: float = 1.0
@@ -38,7 +39,7 @@ class Choice:
     @property
     def none(self) -> bool:
         """Whether that is none of them."""
-        return self.share <= 0 or self.window_tokens <= 0
+        return self.share <= 0
 
 
 FREE_CHOICE = Choice()
@@ -110,6 +111,7 @@ class Coordinator:
         self.on_split: Callable[[Node, Node], None] = lambda upper, lower: None
         self._cutoff = math.inf
         self._times: list[float] = []
+        self._ended_first = True
         self.set_policy(policy)
 
     @property
@@ -261,7 +263,8 @@ class Coordinator:
         Cost: O(leaves log leaves) if those are some but not all, or the policy looks at ages; else O(1).
         """
         self._cutoff = math.inf if choice.free else -math.inf
-        if choice.none or (choice.free and not self._uses_age):
+        self._ended_first = self._uses_claims and not choice.none
+        if choice.none or (not self._uses_age and (choice.free or choice.window_tokens <= 0)):
             return
         by_age = sorted(leaves, key=_last_access)
         if self._uses_age:
@@ -284,7 +287,7 @@ class Coordinator:
         pinned = self._pinned(node)
         if pinned is not None:
             return (True, (_COMMANDED, pinned))
-        if node.last_access_time > self._cutoff:
+        if node.last_access_time > self._cutoff and not (self._ended_first and self._ended(node)):
             return (True, (0.0, 0.0))
         return (False, self.rank(node))
 
@@ -331,6 +334,13 @@ class Coordinator:
         if owners is not None and owners.rank_version == self.claims.clock.version:
             return owners.cls
         return self.standing(node).cls
+
+    def _ended(self, node: Node) -> bool:
+        """Whether only ended workflows have used a node. Cost: that of :meth:`rank`."""
+        if node.owners is None:
+            return False
+        self.rank(node)
+        return node.owners.cls is EvictionClass.RETIRED
 
     def _pinned(self, node: Node) -> float | None:
         if node.owners is None or not node.owners.pins:

@@ -95,8 +95,9 @@ class Guard:
 
     What leaves the host tier has to be computed again, at many times the cost of a load, and few mistakes there are
     worth more than all that LRU computes again. So on the host prediction chooses only among the oldest leaves of
-    :attr:`host_window_tokens`: what may still be lost, counted in tokens. What is kept there longer than LRU would have
+    :attr:`host_window_tokens`, what may still be lost, counted in tokens. What is kept there longer than LRU would have
     kept it ends up in the window and fills it, so that no more than that is ever kept at the expense of what LRU has.
+    That a workflow has ended is no prediction: see :class:`kvflow.engine.Choice`.
 
     Source: LARU (arXiv 2509.20979) for the oldest leaves and the halving. There every evicted item that returns within
     a phase is a mistake, and items have one size and cost. Leaves differ in size, and a miss on the device may cost a

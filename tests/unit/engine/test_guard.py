@@ -302,7 +302,7 @@ def test_a_host_tier_turns_a_loss_into_a_load() -> None:
 def test_on_the_host_prediction_chooses_among_as_much_as_may_be_lost() -> None:
     view = memory(40, 40)
     guard = Guard(COSTS, UNIT, GuardSettings(ratio=0.1))
-    assert guard.choice(Tier.HOST).none
+    assert guard.choice(Tier.HOST).window_tokens == 0
     assert guard.choice(Tier.DEVICE).free
     for _ in range(2):
         for name in range(20):  # more than LRU can keep: it computes all of them again
@@ -313,7 +313,7 @@ def test_on_the_host_prediction_chooses_among_as_much_as_may_be_lost() -> None:
     gained = guard.host_window_tokens
     assert gained == pytest.approx((0.1 * 20 + 0.1 + 1) * 8 * UNIT, rel=0.1)
     lose(guard, range(15, 19), view)
-    assert guard.choice(Tier.HOST).none
+    assert guard.choice(Tier.HOST).window_tokens == 0
     assert guard.regret.lost_tokens > gained
 
 

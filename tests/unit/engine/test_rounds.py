@@ -118,6 +118,18 @@ def test_a_window_leaves_the_choice_among_the_oldest_tokens_however_many_there_a
     assert order(coordinator, nodes, Choice(window_tokens=8 * 64)) == list(reversed(range(8)))
 
 
+def test_what_ended_workflows_leave_goes_first_whatever_its_age_unless_nothing_is_trusted() -> None:
+    coordinator, nodes = Coordinator("cost"), leaves(4)
+    for index, node in enumerate(nodes):
+        predict(coordinator, node, str(index), due_s=10.0)
+    coordinator.apply(WorkflowUpdate(workflow_id="2", workflow_type="t", retired=True))
+    for choice in (Choice(window_tokens=0), Choice(window_tokens=64), Choice(share=0.25)):
+        assert order(coordinator, nodes, choice) == [2, 0, 1, 3]
+    assert order(coordinator, nodes, Choice(share=0.0)) == [0, 1, 2, 3]
+    coordinator.set_policy("lru")
+    assert order(coordinator, nodes, Choice(window_tokens=0)) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("policy", ["cost", "steps", "saga"])
 def test_without_trust_every_order_is_recency(policy: str) -> None:
     coordinator, nodes = Coordinator(policy), leaves(16)
