@@ -27,6 +27,8 @@ _MAX_RUNNING = 16_384
 _MAX_SEEN = 16 * _SHADOW_UNITS
 """Digests remembered to tell what LRU has lost from what is new."""
 _PROMPT_WEIGHT = 0.05
+_HOST_ALLOWANCE = 2
+"""Prompts on the host for each one of the allowance: what is kept there and what leaves for it share the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class Guard:
         self._looked_up: dict[Hashable, Sequence[int]] = {}
         self._balance_s = self._lru_s = 0.0
         self._balance_tokens = self._lru_tokens = 0.0
+        self._prompt_tokens = 0.0
 
     @property
     def active(self) -> bool:
@@ -186,7 +189,9 @@ class Guard:
             self.ended(next(iter(self._running)), (), memory=memory)
         self._running[key] = held, bool(digests) and not digests[-1] % self._sample, rest_tokens
         prompt_s = self._costs.compute_s(0, len(digests) * unit)
-        self._prompt_s += _PROMPT_WEIGHT * (prompt_s - self._prompt_s) if self._prompt_s else prompt_s
+        weight = _PROMPT_WEIGHT if self._prompt_s else 1.0
+        self._prompt_s += weight * (prompt_s - self._prompt_s)
+        self._prompt_tokens += weight * (len(digests) * unit - self._prompt_tokens)
         device, host = self._capacities(memory)
         group = max(1, memory.chunk_tokens // (unit * self._sample))
         rest = rest_tokens / (unit * self._sample)
@@ -293,7 +298,9 @@ class Guard:
         self._lru_s = self._lru_s * fade + shadow_s
         self._lru_tokens *= fade
         self._balance_tokens *= fade
-        self.host_window_tokens = max(0.0, self._settings.ratio * self._lru_tokens - self._balance_tokens)
+        allowance_tokens = _HOST_ALLOWANCE * self._settings.allowance_prompts * self._prompt_tokens
+        allowed_tokens = self._settings.ratio * self._lru_tokens + allowance_tokens
+        self.host_window_tokens = max(0.0, allowed_tokens - self._balance_tokens)
         limit_s = self._settings.ratio * self._lru_s + self._settings.allowance_prompts * self._prompt_s
         self._balance_s = max(self._balance_s * fade + difference_s, -_MOST_CREDIT * limit_s)
         spent = self._balance_s / limit_s if limit_s > 0 else 0.0

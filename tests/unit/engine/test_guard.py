@@ -299,20 +299,21 @@ def test_a_host_tier_turns_a_loss_into_a_load() -> None:
     assert guard.regret.lost_s == pytest.approx(8 * UNIT * COSTS.load_token_s)
 
 
-def test_on_the_host_prediction_chooses_among_as_much_as_may_be_lost() -> None:
-    view = memory(40, 40)
-    guard = Guard(COSTS, UNIT, GuardSettings(ratio=0.1))
+@pytest.mark.parametrize("allowance_prompts", [0.0, 0.5])
+def test_on_the_host_prediction_chooses_among_as_much_as_may_be_lost(allowance_prompts: float) -> None:
+    view, allowed = memory(40, 40), 2 * allowance_prompts
+    guard = Guard(COSTS, UNIT, GuardSettings(ratio=0.1, allowance_prompts=allowance_prompts))
     assert guard.choice(Tier.HOST).window_tokens == 0
     assert guard.choice(Tier.DEVICE).free
     for _ in range(2):
         for name in range(20):  # more than LRU can keep: it computes all of them again
             guard.started(name, chain(name), device_hit=0, host_hit=0, memory=view)
             guard.ended(name, chain(name), memory=view)
-    assert guard.host_window_tokens == pytest.approx(0.1 * 20 * 8 * UNIT, rel=0.1)
+    assert guard.host_window_tokens == pytest.approx((0.1 * 20 + allowed) * 8 * UNIT, rel=0.1)
     guard.started(0, chain(0), device_hit=0, host_hit=8 * UNIT, memory=view)  # LRU would not have had it
     gained = guard.host_window_tokens
-    assert gained == pytest.approx((0.1 * 20 + 0.1 + 1) * 8 * UNIT, rel=0.1)
-    lose(guard, range(15, 19), view)
+    assert gained == pytest.approx((0.1 * 20 + allowed + 0.1 + 1) * 8 * UNIT, rel=0.1)
+    lose(guard, range(16, 20), view)
     assert guard.choice(Tier.HOST).window_tokens == 0
     assert guard.regret.lost_tokens > gained
 
