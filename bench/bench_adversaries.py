@@ -46,8 +46,8 @@ when the guard steps in weighs more than in a server that runs for days, most of
 little to lose. Sources with fewer than 32 programs are played more than once, as new workflows with texts of their
 own; what a single pass over the smallest one gives is in `adversaries-once.json` (`--sources metagpt --limit 15`):
 up to 1.19x (1.35x without a host tier, commit 987b55a1) in 148 calls, in which LRU loses a tenth of a second.
-`guarded-lru` is LRU under the guard: what differs from 1.00 there is the guard's own error. **Bold is above 1.10.** A dash: LRU computes
-less than 0.1 % of all prompt tokens again, which a single prompt doubles.
+`guarded-lru` is LRU under the guard: what differs from 1.00 there is the guard's own error. **Bold is above 1.10.** A
+dash: LRU computes less than 0.1 % of all prompt tokens again, which a single prompt doubles.
 """
 
 
