@@ -59,7 +59,8 @@ class Guard(_Section):
     """Share of LRU's own cost, in seconds of computing and loading again, that may be lost against it; on the host
     tier, of the tokens it computes again."""
     allowance_prompts: float = Field(default=1.0, ge=0)
-    """On top of it, the cost of computing so many prompts: a young or small cache has little to compare with."""
+    """On top of it, the cost of computing so many prompts, twice as many on the host tier: a young or small cache has
+    little to compare with."""
 
 
 class Admission(_Section):

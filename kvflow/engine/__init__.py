@@ -8,10 +8,11 @@ what a node must offer.
 from kvflow.engine.accounting import Accounting, Counters, Tier
 from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.boundary import FixedPromptBoundary
+from kvflow.engine.choice import FREE_CHOICE, Choice
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
-from kvflow.engine.coordinator import FREE_CHOICE, Choice, Coordinator, PromptClaim
-from kvflow.engine.digests import digest_of_head, digests, unit_tokens
+from kvflow.engine.coordinator import Coordinator, PromptClaim
+from kvflow.engine.digests import digest_of_head, digests, rest_tokens, unit_tokens
 from kvflow.engine.fetch import Fetch, Fetcher
 from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.journal import Journal
@@ -52,5 +53,6 @@ __all__ = [
     "Tier",
     "digest_of_head",
     "digests",
+    "rest_tokens",
     "unit_tokens",
 ]

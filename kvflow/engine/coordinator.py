@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
+from kvflow.engine.choice import FREE_CHOICE, Choice
 from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.entering import enter, learn
 from kvflow.engine.ports import Node
@@ -16,33 +17,6 @@ from kvflow.predict import WorkflowUpdate
 
 _COMMANDED = EvictionClass.PINNED + 1.0
 """Above whatever a policy ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The leaves of a tier among which prediction chooses: the oldest ones, and what only ended workflows have used,
-    which is a fact and no prediction. The others leave by age, after them.
-
-    Attributes:
-        share: the oldest make up this share of the tokens of all leaves; with 0 prediction has no choice at all.
-        window_tokens: and no more than so many.
-    """
-
-    share: float = 1.0
-    window_tokens: float = math.inf
-
-    @property
-    def free(self) -> bool:
-        """Whether that is all of them."""
-        return self.share >= 1 and self.window_tokens == math.inf
-
-    @property
-    def none(self) -> bool:
-        """Whether that is none of them."""
-        return self.share <= 0
-
-
-FREE_CHOICE = Choice()
 
 Priority = tuple[bool, Rank]
 """(beyond the guard's candidates, rank); the lowest leaves first."""

@@ -50,6 +50,12 @@ def digest_of_head(chain: Sequence[int], tokens: int, unit: int) -> int | None:
     return chain[units - 1] if units else None
 
 
+def rest_tokens(tokens: int, unit: int, page: int) -> int:
+    """What of so many tokens lies behind the last full unit of ``unit`` tokens, in whole pages of ``page`` tokens."""
+    rest = tokens % unit
+    return rest - rest % page
+
+
 def remember(seen: OrderedDict[int, None], digests: Iterable[int], most: int) -> None:
     """Make digests the latest of those seen, and forget the oldest beyond ``most``. Cost: O(digests)."""
     for digest in digests:

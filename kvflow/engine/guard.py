@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.accounting import Tier
-from kvflow.engine.coordinator import Choice
+from kvflow.engine.choice import Choice
 from kvflow.engine.digests import remember
 from kvflow.engine.shadow import ShadowLRU
 from kvflow.policy import ServingCosts

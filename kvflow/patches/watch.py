@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import Tier, digest_of_head, digests
+from kvflow.engine import Tier, digest_of_head, digests, rest_tokens
 from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall
 from kvflow.patches.claim import claim_of, namespace_of
@@ -70,8 +70,8 @@ class Watch:
         if getattr(req, "_kvflow_watched", None) == req.retraction_count:
             return
         req._kvflow_watched = req.retraction_count
-        rest_tokens = self._rest_tokens(self._cache.publishable(req, len(req.origin_input_ids)))
-        self._cache.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest_tokens)
+        rest = self._rest_tokens(self._cache.publishable(req, len(req.origin_input_ids)))
+        self._cache.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest)
 
     def _leave(self, req: Any, checkpointed: bool) -> None:
         if not hasattr(req, "_kvflow_digests"):  # it was never looked up
@@ -82,13 +82,13 @@ class Watch:
                 del self._in_use[unit]
         prompt = self._digests(req)
         whole: list[int] = []
-        rest_tokens = 0
+        rest = 0
         if checkpointed:
             tokens = req.full_untruncated_fill_ids[: self._cache.publishable(req, req.owned_kv_len())]
             whole = digests(tokens, namespace_of(req), self._cache.tree_core.unit_tokens, known=prompt)
             self._cache.accounting.cached(whole[len(prompt) :])
-            rest_tokens = self._rest_tokens(len(tokens))
-        self._cache.trust.ended(req.rid, whole, self.memory(), rest_tokens)
+            rest = self._rest_tokens(len(tokens))
+        self._cache.trust.ended(req.rid, whole, self.memory(), rest)
 
     def _count(self, req: Any) -> None:
         """Count a request's hits once its first chunk has been computed, and again after every retraction."""
@@ -117,8 +117,7 @@ class Watch:
 
     def _rest_tokens(self, tokens: int) -> int:
         """What of so many tokens lies behind the last full unit, in pages that can be cached."""
-        rest_tokens = tokens % self._cache.tree_core.unit_tokens
-        return rest_tokens - rest_tokens % self._cache.page_size
+        return rest_tokens(tokens, self._cache.tree_core.unit_tokens, self._cache.page_size)
 
     def _digests(self, req: Any) -> list[int]:
         """Digests of what of a request's prompt can be cached, as far as that is known yet; computed once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvflow.engine import Guard
+from kvflow.engine import Guard, rest_tokens
 from kvflow.engine.guard import MemoryView
 from kvflow.sim.context import Context
 from kvflow.sim.memory import Memory
@@ -57,13 +57,12 @@ class Watch:
         """A request has left its whole context in the cache."""
         if self._guard is not None:
             whole = request.whole
-            memory, rest_tokens = self._view(None, chunked), self._rest_tokens(whole)
-            self._guard.ended(request, whole.digests, memory=memory, rest_tokens=rest_tokens)
+            memory = self._view(None, chunked)
+            self._guard.ended(request, whole.digests, memory=memory, rest_tokens=self._rest_tokens(whole))
 
     def _rest_tokens(self, context: Context) -> int:
         """What of a context lies behind its last full unit, in pages that can be cached."""
-        rest_tokens = context.tokens % self._unit_tokens
-        return rest_tokens - rest_tokens % self._memory.page_tokens
+        return rest_tokens(context.tokens, self._unit_tokens, self._memory.page_tokens)
 
     def _view(self, starting: Request | None, chunked: Request | None) -> MemoryView:
         """Memory as the guard wants to know it: prompts that have started count as a whole, not as what is left."""
