@@ -172,8 +172,9 @@ class _Group:
 
     def common(self, sampled: Sequence[int], index: int) -> int:
         """How many of its first digests a prompt has from an index on."""
-        part = sampled[index : index + len(self.digests)]
-        if part == self.digests:
-            return len(part)
-        pairs = zip(self.digests, part, strict=False)
-        return next((count for count, (own, other) in enumerate(pairs) if own != other), len(part))
+        digests = self.digests
+        end = index + len(digests)
+        if end <= len(sampled) and sampled[end - 1] == digests[-1]:
+            return len(digests)  # a digest stands for all before it
+        pairs = zip(digests, sampled[index:end], strict=False)
+        return next((count for count, (own, other) in enumerate(pairs) if own != other), min(end, len(sampled)) - index)

@@ -151,7 +151,8 @@ class Ahead:
         last: Node = fetch.last
         before = {node for node in last.path() if node.on_host}
         yield from self._memory.fetch(last)
-        path = [(node, node.end * self._memory.page_tokens) for node in last.path() if node.on_host or node.on_device]
+        ends = last.path_with_ends(self._memory.page_tokens)
+        path = [(node, end) for node, end in ends if node.on_host or node.on_device]
         self._fetcher.ended(fetch, path, sum(len(node.key) for node, _ in path if node not in before and node.on_host))
         self._fetch = None
 

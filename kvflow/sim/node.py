@@ -75,6 +75,15 @@ class Node:
             node = node.parent
         return path
 
+    def path_with_ends(self, page_tokens: int) -> list[tuple[Node, int]]:
+        """The same with the position of each node's last token + 1."""
+        path = []
+        node = self
+        while (parent := node.parent) is not None:
+            path.append((node, node.end * page_tokens))
+            node = parent
+        return path
+
     @property
     def backuped(self) -> bool:
         """The host has a copy."""

@@ -230,12 +230,11 @@ class Server:
         """Enter the request's claim, with a node boundary where its fixed prompt ends."""
         page = self._memory.page_tokens
         fixed = min(self._fixed_tokens(request), request.prompt.tokens) // page
-        path = node.path()
-        if 0 < fixed <= node.end and all(one.end != fixed for one in path):
+        path = node.path_with_ends(page)
+        if 0 < fixed <= node.end and all(end != fixed * page for _, end in path):
             self._tree.match(request.whole, None, fixed)
-            path = node.path()
-        claim_path = [(one, one.end * page) for one in path]
-        self._coordinator.tag(request.claim, claim_path, fixed * page, first=not request.tagged)
+            path = node.path_with_ends(page)
+        self._coordinator.tag(request.claim, path, fixed * page, first=not request.tagged)
         request.tagged = True
 
     def _fixed_tokens(self, request: Request) -> int:
