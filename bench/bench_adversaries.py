@@ -4,7 +4,7 @@ Orders made to do harm (`adversaries.py`) run under the guard beside LRU; so doe
 own error. Results go to a JSON file after every source, and what is in it already is not simulated again;
 docs/guard.md is made from it.
 
-Usage: python bench/bench_adversaries.py DATA [--sources swe tau] [--seeds 2] [--calls 400] [--jobs 2]
+Usage: python bench/bench_adversaries.py DATA [--sources swe tau] [--seeds 2] [--calls 1200] [--jobs 2]
        python bench/bench_adversaries.py --page      only write docs/guard.md again
 """
 
@@ -41,11 +41,13 @@ Made by `bench/bench_adversaries.py` from `bench/results/adversaries.json`; do n
 the whole run, on every decision.
 
 Numbers are multiples of LRU's, summed over three device sizes and all seeds: first the tokens computed again, then
-the seconds lost to computing again and loading back. Simulations are short (about 400 calls): what harm has been done
-when the guard steps in weighs more than in a server that runs for days, most of all where a host tier leaves LRU
-little to lose. Sources with fewer than 32 programs are played more than once, as new workflows with texts of their
-own; what a single pass over the smallest one gives is in `adversaries-once.json` (`--sources metagpt --limit 15`):
-up to 1.19x (1.35x without a host tier, commit 987b55a1) in 148 calls, in which LRU loses a tenth of a second.
+the seconds lost to computing again and loading back. What harm has been done when the guard steps in weighs more in a
+short simulation than in a server that runs for days, most of all where a host tier leaves LRU little to lose: with 400
+calls instead of 1,200 (`adversaries-short.json`, `--calls 400`, commit 1a5e59e8) up to 1.08x over servers without and
+with a host tier, and 1.10x on tau-bench, whose conversations are few. Sources with fewer than 32 programs are played
+more than once, as new workflows with texts of their own; what a single pass over the smallest one gives is in
+`adversaries-once.json` (`--sources metagpt --limit 15`): up to 1.19x (1.35x without a host tier, commit 987b55a1) in
+148 calls, in which LRU loses a tenth of a second.
 `guarded-lru` is LRU under the guard: what differs from 1.00 there is the guard's own error. **Bold is above 1.10.** A
 dash: LRU computes less than 0.1 % of all prompt tokens again, which a single prompt doubles.
 """
@@ -58,7 +60,7 @@ def main() -> None:
             name="adversaries",
             description=__doc__ or "",
             page=HERE.parent / "docs" / "guard.md",
-            calls=400,
+            calls=1200,
             measured=simulated,
             rows=rows,
             render=render,
