@@ -192,8 +192,9 @@ def _tell(result: dict[str, Any], json_path: Path | None, html: Path | None, con
 def _show(console: Console, plans: Sequence[Plan]) -> None:
     for plan in plans:
         notes = plan.notes
+        arrivals = f", {plan.load.per_min:g} arriving a minute" if plan.load.per_min else ""
         console.print(
-            f"{notes['programs']} programs, {plan.load.at_once or 'all'} at once, {notes['calls']:,} calls, "
+            f"{notes['programs']} programs, {plan.load.at_once or 'all'} at once{arrivals}, {notes['calls']:,} calls, "
             f"{plan.rounds} rounds; {notes['live_tokens']:,} tokens live{_tiers(notes)}",
             highlight=False,
             soft_wrap=True,
