@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvflow.errors import UnsupportedEngineError
+from kvflow.errors import ServerUnavailableError, UnsupportedEngineError
 from kvflow.patches import cpu
 from kvflow.patches.cpu.attention import attend, extend_new_rows
-from kvflow.patches.cpu.launch import bind_list, cpu_engine_environment, log_tail
+from kvflow.patches.cpu.launch import HOST, PORTS, bind_list, cpu_engine_environment, free_port, log_tail
 from kvflow.patches.cpu.model import build_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
@@ -189,6 +190,20 @@ def test_the_environment_of_an_engine_keeps_what_its_caller_set() -> None:
     assert environment["HOME"] == "/h"
     assert environment[cpu.ENGINE_VARIABLE] == "1"
     assert environment["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
+
+
+def test_a_server_gets_a_free_port_that_no_rank_is_given_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as given:
+        given.bind((HOST, 0))
+        assert given.getsockname()[1] > PORTS[-1]
+    with socket.socket() as taken:
+        taken.bind((HOST, free_port()))
+        both = range(taken.getsockname()[1], taken.getsockname()[1] + 2)
+        monkeypatch.setattr("kvflow.patches.cpu.launch.PORTS", both)
+        assert free_port() == both[1]
+        monkeypatch.setattr("kvflow.patches.cpu.launch.PORTS", both[:1])
+        with pytest.raises(ServerUnavailableError, match=f"no free port between {both[0]} and {both[0]}"):
+            free_port()
 
 
 def test_the_end_of_a_log_is_shown_without_the_noise_of_native_libraries(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -28,6 +29,10 @@ POLL_S = 0.1
 PROGRESS_S = 5.0
 KEEP_ALIVE_S = 60
 """SGLang's own 5 s are those of most clients, who then write to a connection just as the server closes it."""
+
+PORTS = range(20_000, 31_000)
+"""Below the ephemeral ports: between a server's start and its first answer its own ranks take dozens of those."""
+PORTS_TRIED = 100
 
 
 class Ready(Protocol):
@@ -193,10 +198,16 @@ def bind_list(cores: Sequence[int], ranks: int) -> str:
 
 
 def free_port() -> int:
-    """Find a TCP port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    """Find a TCP port nobody listens on.
+
+    Raises:
+        ServerUnavailableError: every port tried is taken.
+    """
+    for port in random.sample(PORTS, min(len(PORTS), PORTS_TRIED)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise ServerUnavailableError(f"no free port between {PORTS[0]} and {PORTS[-1]}: end a program that listens there")
 
 
 def log_tail(log_path: Path, lines: int = 40) -> str:
