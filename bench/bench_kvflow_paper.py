@@ -23,7 +23,7 @@ from replaying import Preset, parser, read, run  # noqa: E402
 from kvflow.trace import SynthOptions, synthetic_trace, write_trace  # noqa: E402
 
 AGENTS = 10
-TURNS = 3
+TURNS = 8
 """A chain is run several times: its first pass finds nothing cached, whatever the order."""
 
 

@@ -1,15 +1,19 @@
-"""What kvflow costs when nobody sends hints: scheduler CPU time, paired, against stock SGLang.
+"""What kvflow costs: scheduler CPU time, paired, against stock SGLang.
 
-Four servers run side by side on the CPU engine, and the same hint-free requests go to them in turns:
+Servers run side by side on the CPU engine, and the same requests go to them in turns:
 
 * ``vanilla``: SGLang without kvflow's plugin, which SGLANG_PLUGINS leaves out; only the CPU engine is prepared.
 * ``rust core``, ``python core``: the plugin is installed and off; SGLang's default tree core, and the other.
-* ``kvflow``: on.
+* ``kvflow``: on, without hints.
+* ``hinted``: on, and every request is a step of one of 48 workflows.
 
-CPU time is that of the scheduler process, so waiting does not count. The comparison that isolates kvflow is the one
-with the Python core; the other two show what choosing that core costs, and being installed.
+CPU time is that of the scheduler process, so waiting does not count; the model's forward pass, which runs there on this
+engine, does. The comparison that isolates kvflow is the one with the Python core; the others show what choosing that
+core costs, and being installed. With --nodes every server's radix tree has grown to that size before anything is
+measured, and is full, so that each request evicts from it.
 
-Usage: python bench/bench_overhead.py [--pairs 8] [--json FILE]
+Usage: python bench/bench_overhead.py [--pairs 8] [--arms ...] [--nodes 100000] [--json FILE]
+       --nodes 100000 takes 5 GB of memory and a few minutes for each arm
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import json
 import random
 import statistics
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -28,13 +33,15 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from rich.progress import track
 from scipy.stats import bootstrap
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
-from kvflow.patches.cpu.model import build_model
+from kvflow.patches.cpu.model import FIRST_PRINTABLE, LAST_PRINTABLE, build_model
 
-FLAGS = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--page-size", "16", "--max-total-tokens", "8192"]
+FLAGS = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--sleep-on-idle"]
 CPU_ONLY = """
 import inspect
 
@@ -49,30 +56,71 @@ ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "python core": ([], {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}),
     "rust core": ([], {}),
     "kvflow": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
+    "hinted": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
 }
+COMPARISONS = (
+    ("kvflow", "python core"),
+    ("kvflow", "rust core"),
+    ("hinted", "python core"),
+    ("hinted", "rust core"),
+    ("python core", "rust core"),
+    ("rust core", "vanilla"),
+    ("kvflow", "vanilla"),
+)
+HEADS = 12
 REQUESTS = 48
 AT_ONCE = 4
 OUTPUT_TOKENS = 24
+SMALL_PAGE, TAILS = 4, 16
+"""Of large trees: a node is one page, so that so many fit in memory, and heads have so many tails."""
+FILLED_AT_ONCE = 512
 
 
-def prompts(seed: int) -> list[str]:
-    """Requests that share heads and press on the cache."""
+def prompts(seed: int) -> list[tuple[int, str]]:
+    """Requests that share heads and press on the cache; each with the number of its head."""
     rng = random.Random(seed)
-    heads = ["".join(rng.choice("abcdefgh ") for _ in range(900)) for _ in range(12)]
-    return [rng.choice(heads) + "".join(rng.choice("stuvwxyz ") for _ in range(300)) for _ in range(REQUESTS)]
+    heads = ["".join(rng.choice("abcdefgh ") for _ in range(900)) for _ in range(HEADS)]
+    numbers = rng.choices(range(HEADS), k=REQUESTS)
+    return [(number, heads[number] + "".join(rng.choice("stuvwxyz ") for _ in range(300))) for number in numbers]
 
 
-async def play(url: str, seed: int) -> None:
+def bodies(arm: str, seed: int) -> Iterator[dict[str, Any]]:
+    """What is sent for one round of requests."""
+    params = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+    for index, (head, text) in enumerate(prompts(seed)):
+        hints = {}
+        if arm == "hinted":
+            step = step_action(workflow_id=f"w{index}", workflow_type="bench", agent=f"a{head}")
+            hints = {"kv_hints": envelope([step])}
+        yield {"text": text, "sampling_params": params, **hints}
+
+
+async def play(url: str, arm: str, seed: int) -> None:
     """Send one round of requests."""
     gate = asyncio.Semaphore(AT_ONCE)
-    params = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
-        async def one(text: str) -> None:
+        async def one(body: dict[str, Any]) -> None:
             async with gate:
-                (await client.post("/generate", json={"text": text, "sampling_params": params})).raise_for_status()
+                (await client.post("/generate", json=body)).raise_for_status()
 
-        await asyncio.gather(*(one(text) for text in prompts(seed)))
+        await asyncio.gather(*(one(body) for body in bodies(arm, seed)))
+
+
+def fill(url: str, nodes: int) -> None:
+    """Grow a server's radix tree to so many nodes of a page each."""
+    rng = random.Random(0)
+    ids: list[list[int]] = []
+    params = {"temperature": 0, "max_new_tokens": 1}
+    with httpx.Client(base_url=url, timeout=600) as client:
+        for _ in track(range(0, nodes, TAILS + 1), "filling"):
+            head = rng.choices(range(FIRST_PRINTABLE, LAST_PRINTABLE), k=SMALL_PAGE)
+            # The last token of a prompt is always computed, so one more than is to be cached.
+            tails = [rng.choices(range(FIRST_PRINTABLE, LAST_PRINTABLE), k=SMALL_PAGE + 1) for _ in range(TAILS)]
+            ids += [head + tail for tail in tails]
+            if len(ids) >= FILLED_AT_ONCE:
+                client.post("/generate", json={"input_ids": ids, "sampling_params": params}).raise_for_status()
+                ids = []
 
 
 def scheduler_of(server: Any) -> psutil.Process:
@@ -81,14 +129,16 @@ def scheduler_of(server: Any) -> psutil.Process:
     return max(children, key=lambda child: sum(child.cpu_times()[:2]))
 
 
-def start(arm: str, model: Path, folder: Path) -> AbstractContextManager[ServerProcess]:
+def start(arm: str, nodes: int, model: Path, folder: Path) -> AbstractContextManager[ServerProcess]:
     """The server of an arm; its log goes to a folder."""
     flags, env = ARMS[arm]
+    page, tokens = (SMALL_PAGE, SMALL_PAGE * nodes) if nodes else (16, 8192)
+    flags = [*flags, "--page-size", str(page), "--max-total-tokens", str(tokens)]
     found = [write_plugin(folder)] if arm == "vanilla" else []
     return launch_server(
         model,
         log_path=folder / f"{arm}.log",
-        extra_args=[*FLAGS, "--sleep-on-idle", *flags],
+        extra_args=[*FLAGS, *flags],
         env=env,
         python_path=found,
     )
@@ -104,21 +154,22 @@ def write_plugin(folder: Path) -> Path:
     return package.parent
 
 
-def measure(pairs: int, folder: Path) -> dict[str, list[float]]:
+def measure(arms: Sequence[str], pairs: int, nodes: int, folder: Path) -> dict[str, list[float]]:
     """CPU seconds of every arm's scheduler, round by round; all arms play the same rounds."""
     model = build_model(folder / "model")
-    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     with contextlib.ExitStack() as running:
         servers = {}
-        for arm in ARMS:
-            servers[arm] = running.enter_context(start(arm, model, folder))
-            asyncio.run(play(servers[arm].url, seed=-1))  # warm up
+        for arm in arms:
+            servers[arm] = running.enter_context(start(arm, nodes, model, folder))
+            fill(servers[arm].url, nodes)
+            asyncio.run(play(servers[arm].url, arm, seed=-1))  # warm up
         schedulers = {arm: scheduler_of(server) for arm, server in servers.items()}
         for number in range(pairs):
-            order = list(ARMS) if number % 2 == 0 else list(ARMS)[::-1]
+            order = arms if number % 2 == 0 else arms[::-1]
             for arm in order:
                 before_s = sum(schedulers[arm].cpu_times()[:2])
-                asyncio.run(play(servers[arm].url, seed=number))
+                asyncio.run(play(servers[arm].url, arm, seed=number))
                 seconds[arm].append(sum(schedulers[arm].cpu_times()[:2]) - before_s)
                 print(f"round {number + 1}/{pairs} {arm:12} {seconds[arm][-1]:.2f} s", flush=True)
     return seconds
@@ -145,22 +196,23 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--nodes", type=int, default=0, help="size of the radix tree before anything is measured")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        seconds = measure(options.pairs, Path(folder))
+        seconds = measure(options.arms, options.pairs, options.nodes, Path(folder))
     comparison = {
-        "kvflow / python core": paired(seconds["kvflow"], seconds["python core"]),
-        "kvflow / rust core": paired(seconds["kvflow"], seconds["rust core"]),
-        "python core / rust core": paired(seconds["python core"], seconds["rust core"]),
-        "rust core / vanilla": paired(seconds["rust core"], seconds["vanilla"]),
-        "kvflow / vanilla": paired(seconds["kvflow"], seconds["vanilla"]),
+        f"{ours} / {theirs}": paired(seconds[ours], seconds[theirs])
+        for ours, theirs in COMPARISONS
+        if ours in seconds and theirs in seconds
     }
     for name, result in comparison.items():
         low, high = result["interval_95"]
         print(f"{name:26} {result['ratio']:.4f}  95 % [{low:.4f}, {high:.4f}]  n={result['n']}")
     if options.json:
-        result = {"bench": "overhead", **circumstances(), "scheduler_cpu_s": seconds, "comparison": comparison}
+        result = {"bench": "overhead", **circumstances(), "nodes": options.nodes, "scheduler_cpu_s": seconds}
+        result["comparison"] = comparison
         options.json.write_text(json.dumps(result, indent=1))
 
 
