@@ -74,6 +74,7 @@ class Programs:
     ) -> None:
         self._pioneers = Pioneers(claims, cached)
         self._turns = Turns(claims, admission, cached)
+        self._cached = cached
         self._claims = claims
         self._admission = admission
         self._journal = journal
@@ -251,13 +252,13 @@ class Programs:
                 left_s = claim.back_s(self._claims.clock)
                 back_s = left_s if back_s is None else min(back_s, left_s)
                 if claim.fixed_prompt.tokens:
-                    fixed[claim.fixed_prompt] = claim.fixed_prompt.tokens
+                    fixed |= claim.fixed_prompt.parts(self._cached)
                 if claim.keeps_tail:
                     held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
         for request in program.requests.values():
             key = (request.claim.workflow_id, request.claim.agent)
             if request.fixed_prompt is not None:
-                fixed[request.fixed_prompt] = request.fixed_prompt.tokens
+                fixed |= request.fixed_prompt.parts(self._cached)
             own_tokens = request.tokens - self._fixed_tokens(request)
             held[key] = max(held.get(key, 0.0), own_tokens + self._step_tokens)
         view = program.view

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvflow.engine.clock import Clock
 from kvflow.engine.ports import Node
@@ -30,6 +31,22 @@ class FixedPrompt:
 
     tokens: int = 0
     tip: Node | None = None
+
+    def parts(self, cached: Callable[[Node], bool]) -> dict[Hashable, int]:
+        """Divide its length among the nodes that hold it, which prompts that begin alike have in common.
+
+        What is in no node, as far as is known, is a part of its own. Cost: O(nodes).
+
+        Args:
+            cached: whether a node is in the cache at all.
+        """
+        parts: dict[Hashable, int] = {}
+        node: Any = self.tip if self.tip is not None and cached(self.tip) else None
+        while node is not None and node.parent is not None:
+            parts[node] = len(node.key)
+            node = node.parent
+        left_tokens = self.tokens - sum(parts.values())
+        return parts | {self: left_tokens} if left_tokens > 0 else parts
 
 
 @dataclass(slots=True, eq=False)

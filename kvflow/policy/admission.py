@@ -12,11 +12,11 @@ _PATIENCE = 4.0
 """Mean waits for tools are made of many short ones and a few very long ones: most programs return much sooner."""
 
 
-_OVERDUE = 3.0
+_OVERDUE = 6.0
 """Response ratio up to which a program that does not fit lets others go before it."""
 _GROWTH = 0.1
 """Share of the device left free when a program is let in: contexts grow, and a place taken away costs a load."""
-_MOST_SHARED = 1 / 2
+_MOST_SHARED = 0.7
 """Share of the device that fixed prompts take at most when it is too small for them and the contexts behind them."""
 
 
@@ -26,7 +26,7 @@ class ProgramView:
 
     Attributes:
         live_tokens: context of its own that it will use again, or what its waiting requests bring, whichever is more.
-        fixed_tokens: length of each fixed prompt it will use; programs of one type have them in common.
+        fixed_tokens: length of each part of the fixed prompts it will use; programs have parts in common.
         busy: it has requests that run.
         waiting: it has requests that wait.
         back_s: expected seconds until its next request when it has none; None when nothing is expected.
@@ -80,15 +80,15 @@ class ProgramAdmission:
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
-    now, others may go before it until it has waited twice as long as it has run. Of several tenants, the one whose
+    now, others may go before it until it has waited five times as long as it has run. Of several tenants, the one whose
     programs hold least goes first. When contexts outgrow the device the largest one that no request computes with gives
     up its place, the youngest's of equal ones, and one that has waited so long last: so few have to. The device never
     idles while somebody waits.
 
     *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
-    fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. A
-    device too small even for the fixed prompts of one type cannot be helped by holding programs of that type back:
-    for these, fixed prompts take half of the device at most.
+    fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. Where
+    the device is too small for the fixed prompts of those that run, holding programs gains less, since requests whose
+    fixed prompt is cached have their turn first: of these, no more than seven tenths of the device counts.
 
     Source: running programs to what fits is ThunderAgent's (arXiv 2602.13692, §4); the rule for tools is InferCept's
     comparison of preserve with discard or swap (arXiv 2402.01869, §4.1); highest response ratio next is Brinch Hansen's

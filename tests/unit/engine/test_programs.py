@@ -188,6 +188,18 @@ def test_prompts_of_one_role_that_begin_differently_do_not_share_their_room() ->
     assert table.programs.held == 1, "c brings only its own part, and waits for a to compute the rest"
 
 
+def test_what_fixed_prompts_begin_with_counts_once_where_the_tree_holds_it() -> None:
+    table = Table()
+    keys = [sibling(table, name, 40_000, digest=digest) for name, digest in (("a", 1), ("b", 2), ("c", 3))]
+    assert table.allowed(*keys) == ["a", "b"], "81,000 and 3,000 tokens, as far as is known"
+    common = FakeNode(key=range(30_000), parent=FakeNode())
+    for digest in (1, 2, 3):
+        prompt = table.coordinator.claims.role("t", "a").prompt_of(digest)
+        prompt.tip = FakeNode(key=range(10_000), parent=common)
+    table.answer(keys[0], due_s=1.0)
+    assert table.allowed(*keys[1:]) == ["b", "c"], "60,000 and 3,000 tokens"
+
+
 def test_a_program_keeps_its_place_however_long_others_wait_for_theirs() -> None:
     table = Table()
     keys = [table.ask("a", 60_000), table.ask("works", 20_000), table.ask("b", 60_000)]

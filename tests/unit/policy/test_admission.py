@@ -143,7 +143,7 @@ def test_programs_that_bring_no_fixed_prompt_of_their_own_go_before_those_that_d
 
 
 def test_fixed_prompts_that_never_fit_hold_nobody_of_their_type_back() -> None:
-    assert admitted(*(sharing("a", 300_000, waiting=True) for _ in range(8))) == [True] * 8
+    assert admitted(*(sharing("a", 300_000, 2_000, waiting=True) for _ in range(8))) == [True] * 8
 
 
 def test_there_must_be_room_to_grow_for_one_more_but_nobody_leaves_for_that() -> None:
@@ -162,4 +162,4 @@ def test_others_pass_one_that_does_not_fit_until_it_is_overdue() -> None:
         return admitted(running, large, small)
 
     assert line(held_s=20.0) == [True, False, True]
-    assert line(held_s=60.0) == [True, False, False]
+    assert line(held_s=200.0) == [True, False, False]
