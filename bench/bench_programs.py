@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=24)
     parser.add_argument("--device", type=float, default=0.33, help="device tier, in live contexts")
     parser.add_argument("--host", type=float, default=0.67, help="host tier, in live contexts")
-    parser.add_argument("--at-once", type=int, default=1, help="answers decoded together when the link's speed is chosen")
+    parser.add_argument("--at-once", type=int, default=1, help="answers decoded together when the link is chosen")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
