@@ -16,7 +16,7 @@ import torch
 
 from kvflow.errors import ServerUnavailableError, UnsupportedEngineError
 from kvflow.patches import cpu
-from kvflow.patches.cpu.attention import attend, extend_new_rows
+from kvflow.patches.cpu.attention import attend, decode_rows, extend_new_rows
 from kvflow.patches.cpu.launch import HOST, PORTS, bind_list, cpu_engine_environment, free_port, log_tail
 from kvflow.patches.cpu.model import build_model
 
@@ -158,6 +158,22 @@ def test_new_rows_get_the_numbers_of_the_stock_backend(new: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_decoding_gets_the_numbers_of_the_stock_backend(kv_heads: int) -> None:
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    torch.manual_seed(2)
+    lengths, rows = torch.tensor([48, 1, 17]), torch.tensor([2, 0, 1])
+    slots = torch.randperm(256)[:144].reshape(3, -1)
+    query, keys, values = torch.randn(3, 4, 8), torch.randn(256, kv_heads, 8), torch.randn(256, kv_heads, 8)
+    stock: Any = TorchNativeAttnBackend._run_sdpa_forward_decode
+    ours: Any = decode_rows
+    call: Any = (query, torch.empty_like(query), keys, values, slots, rows, lengths, None)
+    options = {"scaling": 0.3, "enable_gqa": kv_heads != 4, "causal": False}
+    expected = stock(None, *call, **options).clone()
+    torch.testing.assert_close(ours(None, None, *call, **options), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_prefix_split_does_not_change_attention() -> None:
     torch.manual_seed(1)
     query, keys, values = torch.randn(64, 2, 8), torch.randn(64, 1, 8), torch.randn(64, 1, 8)
@@ -174,8 +190,10 @@ def test_anything_but_plain_causal_attention_stays_with_sglang() -> None:
     def stock(*_arguments: Any, **options: Any) -> str:
         return f"stock, window {options['sliding_window_size']}"
 
-    ours: Any = extend_new_rows
-    assert ours(stock, None, *[None] * 9, causal=True, sliding_window_size=8) == "stock, window 8"
+    extend: Any = extend_new_rows
+    assert extend(stock, None, *[None] * 9, causal=True, sliding_window_size=8) == "stock, window 8"
+    decode: Any = decode_rows
+    assert decode(stock, None, *[None] * 7, sliding_window_size=8) == "stock, window 8"
 
 
 def test_cores_are_shared_among_ranks() -> None:

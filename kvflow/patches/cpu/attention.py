@@ -1,8 +1,9 @@
-"""Attention of a prompt whose beginning is cached, at the cost of the part that is not.
+"""Attention of a prompt whose beginning is cached, at the cost of the part that is not, and cheaper decoding.
 
 SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
 CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the
-numbers are the same. Several parts of one sequence, side by side in a batch, attend at once.
+numbers are the same. Several parts of one sequence, side by side in a batch, attend at once. A sequence that decodes
+gets its keys and values in half the time, by a copy of rows instead of indexing.
 """
 
 from __future__ import annotations
@@ -47,13 +48,46 @@ def extend_new_rows(
         new = sum(end - start for start, end in spans)
         output[begin : begin + new] = attend(
             query[begin : begin + new],
-            k_cache[slots].to(query.dtype),
-            v_cache[slots].to(query.dtype),
+            k_cache.index_select(0, slots).to(query.dtype),
+            v_cache.index_select(0, slots).to(query.dtype),
             spans,
             scale=options.get("scaling"),
             grouped=options.get("enable_gqa", False),
         )
         begin += new
+    return output
+
+
+def decode_rows(
+    original: Callable[..., torch.Tensor],
+    backend: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Run around ``TorchNativeAttnBackend._run_sdpa_forward_decode``, with its arguments; fills `output`.
+
+    Encoders, cross attention and sliding windows go to `original`.
+    """
+    if options.get("is_cross_attn") or encoder_lens is not None or options.get("sliding_window_size") is not None:
+        rows = (req_to_token, req_pool_indices, seq_lens, encoder_lens)
+        return original(backend, query, output, k_cache, v_cache, *rows, **options)
+    kv_heads = k_cache.shape[1]
+    for index, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
+        slots = req_to_token[row, :length]
+        attended = scaled_dot_product_attention(
+            query[index].unflatten(0, (kv_heads, -1)).unsqueeze(0),
+            k_cache.index_select(0, slots).to(query.dtype).movedim(0, 1).unsqueeze(0),
+            v_cache.index_select(0, slots).to(query.dtype).movedim(0, 1).unsqueeze(0),
+            scale=options.get("scaling"),
+        )
+        output[index] = attended.squeeze(0).flatten(0, 1)
     return output
 
 

@@ -49,6 +49,11 @@ EXTEND_ATTENTION = Target(
     "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend",
     "The torch-native backend computes attention for cached rows too; without this a cache hit would save little.",
 )
+DECODE_ATTENTION = Target(
+    "cpu.decode_attention",
+    "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_decode",
+    "The torch-native backend spends more time on collecting cached rows than on attending to them.",
+)
 HOST_RESERVE = Target(
     "cpu.host_reserve",
     "sglang.srt.mem_cache.pool_host.base.HICACHE_HOST_MEMORY_RESERVE_BYTES",
@@ -63,5 +68,6 @@ TARGETS: tuple[Target, ...] = (
     TRANSFER_STREAMS,
     CONTROLLER_STREAMS,
     EXTEND_ATTENTION,
+    DECODE_ATTENTION,
     HOST_RESERVE,
 )
