@@ -98,7 +98,7 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> Any:
         self._asked_tokens = request_cnt
-        self._open_round(Tier.DEVICE, self.evictable_device_leaves)
+        self._open_round(Tier.DEVICE, self.evictable_device_leaves, tokens=request_cnt)
         return super().evict_device_start(component_type, request_cnt)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:

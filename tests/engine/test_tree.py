@@ -378,6 +378,15 @@ def test_of_many_claimed_leaves_the_retired_ones_leave_first(make_tree: Callable
     assert sum(tree.resident(tokens) > 0 for tokens in prompts) == MANY - len(ended) - 1
 
 
+def test_so_many_leaves_are_ranked_as_hold_what_is_asked_for(make_tree: Callable[..., Any]) -> None:
+    tree, _ = many(make_tree, "kvflow")
+    order = tree.cache.tree_core.eviction_strategy
+    ranked: list[Any] = []
+    order._priority = lambda node, rank=order._priority: ranked.append(node) or rank(node)
+    tree.evict(8 * 200)
+    assert 200 <= len(ranked) < 400
+
+
 def test_all_of_many_leaves_can_be_evicted_at_once(make_tree: Callable[..., Any]) -> None:
     tree, prompts = many(make_tree, "kvflow")
     for number, tokens in enumerate(prompts):
