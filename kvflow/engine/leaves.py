@@ -20,7 +20,7 @@ from kvflow.engine import ports
 EXACT = 512
 """Up to so many leaves are all looked at."""
 _PART = 32
-"""Taken of each kind in a round."""
+"""Taken of each kind in a round, and twice as many each time that they are not enough."""
 _POOL = 64
 _MOST_BELOW = 64
 """Leaves below the end of a context that has ended; more of them will have to wait for their turn."""
@@ -57,6 +57,7 @@ class Leaves(set[Any]):
         self._new: list[Node] = []
         self._pool: list[Node] = []
         self._round: dict[int, Node] | None = None
+        self._part, self._claims = _PART, True
 
     def add(self, node: Node) -> None:
         """Add a leaf."""
@@ -76,29 +77,37 @@ class Leaves(set[Any]):
             claims: they have a say; else the order beneath decides alone.
             tokens: what is chosen has to hold so many, if all leaves do.
 
-        Cost: O(log leaves) for each of a bounded number, or of so many as hold the tokens.
+        Cost: O(log leaves) for each of a bounded number, or of as many as hold the tokens.
         """
         self._give_back()
         self._sort_new()
         if len(self) <= EXACT:
             return
-        chosen = self._round = {id(node): node for node in self._pool if node in self}
-        if claims:
-            self._unclaimed.take(_PART, chosen)
-            self._take_claimed(_PART, chosen)
-        else:
-            chosen.clear()
-        self._first.take(_PART, chosen)
+        chosen = self._round = {id(node): node for node in self._pool if node in self} if claims else {}
+        self._part, self._claims = _PART, claims
+        self._take()
         held = sum(len(node.key) for node in chosen.values())
         while held < tokens and (more := self._first.take(_PART, chosen)):
             held += more
 
     def widen(self) -> bool:
-        """Look at everything, because what was looked at has not been enough; False if that is so already."""
+        """Look at more, twice as many each time, because what was looked at has not been enough.
+
+        Returns:
+            False if there is no more.
+        """
         if self._round is None:
             return False
+        self._sort_new()
+        self._round = {key: node for key, node in self._round.items() if node in self}
+        seen = len(self._round)
+        self._part *= 2
+        self._take()
+        return len(self._round) > seen
+
+    def look_at_all(self) -> None:
+        """Look at everything until the round is closed."""
         self._give_back()
-        return bool(self)
 
     def close_round(self, order: Order) -> None:
         """Remember the worst of what is left of a round for the next one.
@@ -122,6 +131,15 @@ class Leaves(set[Any]):
             waiting += current.children.values()
             if current in self:
                 self._look_soon(current)
+
+    def _take(self) -> None:
+        """Choose some more of each kind."""
+        chosen = self._round
+        assert chosen is not None
+        if self._claims:
+            self._unclaimed.take(self._part, chosen)
+            self._take_claimed(self._part, chosen)
+        self._first.take(self._part, chosen)
 
     def _give_back(self) -> None:
         chosen, self._round = self._round or {}, None

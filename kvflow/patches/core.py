@@ -98,17 +98,19 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> Any:
         self._asked_tokens = request_cnt
-        self._open_round(Tier.DEVICE, self.evictable_device_leaves, tokens=request_cnt)
+        self._open_round(Tier.DEVICE, self.evictable_device_leaves)
         return super().evict_device_start(component_type, request_cnt)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
         result = super().evict_device_next_node(component_type, tracker)
-        enough = result.made_progress or tracker[component_type] >= self._asked_tokens
-        if enough or not self.evictable_device_leaves.widen():
-            return result
-        super().evict_device_end(component_type)
-        super().evict_device_start(component_type, self._asked_tokens)
-        return super().evict_device_next_node(component_type, tracker)
+        while not self._enough(result, tracker[component_type]) and self.evictable_device_leaves.widen():
+            super().evict_device_end(component_type)
+            super().evict_device_start(component_type, self._asked_tokens)
+            result = super().evict_device_next_node(component_type, tracker)
+        return result
+
+    def _enough(self, result: Any, evicted_tokens: int) -> bool:
+        return result.made_progress or evicted_tokens >= self._asked_tokens
 
     def evict_device_end(self, component_type: Any) -> Any:
         self._close_round(self.evictable_device_leaves)
@@ -184,11 +186,11 @@ class KvflowTreeCore(UnifiedTreeCore):
         except Exception:
             note("eviction order")
             self.coordinator.set_policy("lru")
-            leaves.widen()
+            leaves.look_at_all()
 
     def _close_round(self, leaves: Leaves) -> None:
         try:
             leaves.close_round(self.coordinator.priority)
         except Exception:
             note("eviction order")
-            leaves.widen()
+            leaves.look_at_all()

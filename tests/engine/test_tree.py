@@ -378,13 +378,13 @@ def test_of_many_claimed_leaves_the_retired_ones_leave_first(make_tree: Callable
     assert sum(tree.resident(tokens) > 0 for tokens in prompts) == MANY - len(ended) - 1
 
 
-def test_so_many_leaves_are_ranked_as_hold_what_is_asked_for(make_tree: Callable[..., Any]) -> None:
+def test_not_many_more_leaves_are_ranked_than_leave(make_tree: Callable[..., Any]) -> None:
     tree, _ = many(make_tree, "kvflow")
     order = tree.cache.tree_core.eviction_strategy
     ranked: list[Any] = []
     order._priority = lambda node, rank=order._priority: ranked.append(node) or rank(node)
     tree.evict(8 * 200)
-    assert 200 <= len(ranked) < 400
+    assert 200 <= len(ranked) < MANY / 2
 
 
 def test_all_of_many_leaves_can_be_evicted_at_once(make_tree: Callable[..., Any]) -> None:

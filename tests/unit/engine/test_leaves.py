@@ -68,9 +68,35 @@ def test_of_many_leaves_a_part_is() -> None:
     assert len(list(leaves)) < EXACT / 2
     assert len(leaves) == len(nodes)
     assert all(node in leaves for node in nodes)
-    assert leaves.widen()
+    leaves.look_at_all()
     assert len(list(leaves)) == len(nodes)
     assert not leaves.widen()
+    leaves.close_round(order)
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_part_that_is_not_enough_grows_until_it_is_everything(claims: bool) -> None:
+    leaves, nodes = made(20 * EXACT, values=True)
+    leaves.open_round(claims=claims)
+    seen: list[int] = [len(list(leaves))]
+    while leaves.widen():
+        seen.append(len(list(leaves)))
+        assert seen[-1] <= 3 * seen[-2]
+    assert set(leaves) == set(nodes)
+    assert len(seen) < 12
+    leaves.close_round(order)
+
+
+def test_a_part_grows_by_what_has_come_during_the_round() -> None:
+    leaves, nodes = made(2 * EXACT)
+    leaves.open_round(claims=True)
+    while leaves.widen():
+        for node in leaves:
+            leaves.discard(node)
+    assert not leaves
+    leaves.add(nodes[0])
+    assert leaves.widen()
+    assert list(leaves) == [nodes[0]]
     leaves.close_round(order)
 
 
