@@ -2,7 +2,8 @@
 
 All programs run at once, on a device for a third of their contexts and a host tier for another two thirds, over a link
 slowed down until loading 2048 tokens takes as long as decoding 32 (the ratio of KVFlow's single-GPU set-up). Arms:
-SGLang's hierarchical cache with its own orders of requests, kvflow's eviction and prefetch, and both with admission.
+SGLang's hierarchical cache with its own orders of requests, kvflow's eviction and prefetch, and both with admission;
+and SGLang on a device that holds all contexts, which shows how much there is to gain.
 Each arm has a fresh server in every round, and rounds take the arms in turns.
 
 Workloads: sessions of a trace, contexts, answers, tools and pauses all scaled down by one factor; and a mix of
@@ -58,6 +59,8 @@ class Arm:
     name: str
     flags: tuple[str, ...] = ()
     hints: bool = True
+    fits_all: bool = False
+    """Its device holds all contexts: what no order of eviction can better."""
 
 
 ARMS = (
@@ -65,6 +68,7 @@ ARMS = (
     Arm(name="sglang, lpm", flags=("--schedule-policy", "lpm"), hints=False),
     Arm(name="kvflow", flags=("--enable-kvflow",)),
     Arm(name="kvflow, admission", flags=("--enable-kvflow", "--kvflow-admission", "workflow")),
+    Arm(name="sglang, fits all", flags=("--schedule-policy", "fcfs"), hints=False, fits_all=True),
 )
 
 
@@ -74,6 +78,7 @@ class Sizes:
 
     device_tokens: int
     host_tokens: int
+    live_tokens: int
     link_bytes_s: float
     costs: dict[str, float] = field(default_factory=dict)
 
@@ -95,6 +100,7 @@ def sizes_of(work: list[Program], device: float, host: float, model: Path, folde
     return Sizes(
         device_tokens=max(int(device * live), 2 * longest) // PAGE_TOKENS * PAGE_TOKENS,
         host_tokens=int(host * live),
+        live_tokens=live,
         link_bytes_s=bytes_s,
         costs=costs,
     )
@@ -102,9 +108,12 @@ def sizes_of(work: list[Program], device: float, host: float, model: Path, folde
 
 def start(arm: Arm, model: Path, folder: Path, sizes: Sizes) -> Any:
     """The server of an arm."""
-    flags = ["--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(sizes.device_tokens), "--sleep-on-idle"]
+    device_tokens, host_tokens = sizes.device_tokens, sizes.host_tokens
+    if arm.fits_all:
+        device_tokens = host_tokens = 2 * sizes.live_tokens // PAGE_TOKENS * PAGE_TOKENS
+    flags = ["--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(device_tokens), "--sleep-on-idle"]
     flags += ["--enable-hierarchical-cache", "--hicache-write-policy", "write_through"]
-    flags += ["--hicache-ratio", f"{sizes.host_tokens / sizes.device_tokens:.3f}", *arm.flags]
+    flags += ["--hicache-ratio", f"{host_tokens / device_tokens:.3f}", *arm.flags]
     env = {f"KVFLOW_COSTS__{name.upper()}": str(value) for name, value in sizes.costs.items()}
     env |= {"KVFLOW_STRICT": "1", BANDWIDTH_VARIABLE: f"{sizes.link_bytes_s:.0f}"}
     return launch_server(model, log_path=folder / "server.log", extra_args=flags, env=env)
