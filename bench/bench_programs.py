@@ -9,7 +9,7 @@ Each arm has a fresh server in every round, and rounds take the arms in turns.
 Workloads: sessions of a trace, contexts, answers, tools and pauses all scaled down by one factor; and a mix of
 synthetic chains, fan-outs, loops, ReAct agents and supervisors.
 
-Usage: python bench/bench_programs.py --trace FILE [--factor 0.05] [--programs 24] [--rounds 2] [--json FILE]
+Usage: python bench/bench_programs.py --trace FILE [--factor 0.05] [--rounds 2] [--json FILE]
        python bench/bench_programs.py --mixed [--programs 16] …
 """
 
@@ -96,7 +96,7 @@ def sizes_of(work: list[Program], device: float, host: float, model: Path, folde
     bytes_s = LINK_TOKENS * token_bytes(model) / decode_s(model, folder)
     costs = asdict(load_profile("cpu").costs) | {"load_token_s": token_bytes(model) / bytes_s}
     longest = longest_request(work)
-    live = live_tokens(work)
+    live = int(live_tokens(work))
     return Sizes(
         device_tokens=max(int(device * live), 2 * longest) // PAGE_TOKENS * PAGE_TOKENS,
         host_tokens=int(host * live),
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="file with recorded sessions")
     parser.add_argument("--mixed", action="store_true", help="synthetic programs instead")
     parser.add_argument("--factor", type=float, default=0.05, help="of contexts, answers, tools and pauses")
-    parser.add_argument("--programs", type=int, default=24)
+    parser.add_argument("--programs", type=int, help="24 sessions, or 16 mixed programs")
     parser.add_argument("--device", type=float, default=0.33, help="device tier, in live contexts")
     parser.add_argument("--host", type=float, default=0.67, help="host tier, in live contexts")
     parser.add_argument("--rounds", type=int, default=2)
@@ -200,6 +200,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.mixed == (options.trace is not None):
         parser.error("give either --trace or --mixed")
+    options.programs = options.programs or (16 if options.mixed else 24)
     if options.mixed:
         work = mixed(options.programs)
     else:
