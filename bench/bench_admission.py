@@ -110,6 +110,7 @@ def _simulated(task: tuple[str, int]) -> dict[str, Any]:
     settings = SimSettings(
         policy=policy,
         admission=admission,
+        prefetch=arm != BASELINE and host > 0,
         device_tokens=device,
         host_tokens=host,
         concurrency=CONCURRENCY,

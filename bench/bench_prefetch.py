@@ -21,7 +21,9 @@ import random
 import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +127,8 @@ def fixed_prompts() -> list[list[int]]:
     return [[rng.randrange(10, 250) for _ in range(FIXED_TOKENS)] for _ in range(AGENTS)]
 
 
-def decode_s(model: Path, folder: Path) -> float:
-    """Seconds that decoding one step's output takes on this machine."""
+def decode_s(model: Path, folder: Path, at_once: int = 1) -> float:
+    """Seconds that decoding a step's output takes on this machine, with so many at once."""
     with (
         launch_server(model, log_path=folder / "calibration.log", extra_args=FLAGS) as server,
         httpx.Client(base_url=server.url, timeout=120) as client,
@@ -135,11 +137,12 @@ def decode_s(model: Path, folder: Path) -> float:
         ids = player.prompts[0]
         player.ask(ids)
         times: dict[int, list[float]] = {1: [], OUTPUT_TOKENS: []}
-        for _ in range(5):
-            for tokens, taken in times.items():
-                began_s = time.perf_counter()
-                player.ask(ids, tokens=tokens)
-                taken.append(time.perf_counter() - began_s)
+        with ThreadPoolExecutor(at_once) as pool:
+            for _ in range(5):
+                for tokens, taken in times.items():
+                    began_s = time.perf_counter()
+                    list(pool.map(partial(player.ask, tokens=tokens), [ids] * at_once))
+                    taken.append(time.perf_counter() - began_s)
         return statistics.median(times[OUTPUT_TOKENS]) - statistics.median(times[1])
 
 

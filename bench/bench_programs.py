@@ -1,7 +1,8 @@
 """What kvflow does for programs as a whole: closed loops on the real server, each arm with the same programs.
 
 All programs run at once, on a device for a third of their contexts and a host tier for another two thirds, over a link
-slowed down until loading 2048 tokens takes as long as decoding 32 (the ratio of KVFlow's single-GPU set-up). Arms:
+slowed down until loading 2048 tokens takes as long as decoding 32 (the ratio of KVFlow's single-GPU set-up), alone or
+with --at-once of them: a batch takes this engine much longer than one sequence, a GPU hardly longer. Arms:
 SGLang's hierarchical cache with its own orders of requests, kvflow's eviction and prefetch, and both with admission;
 and SGLang on a device that holds all contexts, which shows how much there is to gain.
 Each arm has a fresh server in every round, and rounds take the arms in turns.
@@ -91,9 +92,9 @@ def mixed(count: int) -> list[Program]:
     return [program for group in zip(*made, strict=True) for program in group][:count]
 
 
-def sizes_of(work: list[Program], device: float, host: float, model: Path, folder: Path) -> Sizes:
+def sizes_of(work: list[Program], device: float, host: float, decoding_s: float, model: Path) -> Sizes:
     """Tiers as shares of the live contexts, and the link's speed."""
-    bytes_s = LINK_TOKENS * token_bytes(model) / decode_s(model, folder)
+    bytes_s = LINK_TOKENS * token_bytes(model) / decoding_s
     costs = asdict(load_profile("cpu").costs) | {"load_token_s": token_bytes(model) / bytes_s}
     longest = longest_request(work)
     live = int(live_tokens(work))
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, help="24 sessions, or 16 mixed programs")
     parser.add_argument("--device", type=float, default=0.33, help="device tier, in live contexts")
     parser.add_argument("--host", type=float, default=0.67, help="host tier, in live contexts")
+    parser.add_argument("--at-once", type=int, default=1, help="answers decoded together when the link is chosen")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -209,7 +211,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build_model(folder / "model")
-        sizes = sizes_of(work, options.device, options.host, model, folder)
+        sizes = sizes_of(work, options.device, options.host, decode_s(model, folder, options.at_once), model)
         calls = sum(len(program.calls) for program in work)
         print(f"{len(work)} programs, {calls} calls, {live_tokens(work):,} tokens live; {sizes}", flush=True)
         taken = measure(work, sizes, model, folder, options.rounds)
@@ -224,7 +226,7 @@ def main() -> None:
     print(f"identical tokens: {len(answers) == 1}")
     if options.json:
         settings = {"trace": options.trace.parent.name if options.trace else "mixed", "factor": options.factor}
-        settings |= {"programs": options.programs, "rounds": options.rounds, "calls": calls}
+        settings |= {"programs": options.programs, "rounds": options.rounds, "at_once": options.at_once, "calls": calls}
         result = {"bench": "programs", **circumstances(), "settings": settings, "sizes": asdict(sizes)}
         result |= {"live_tokens": live_tokens(work), "comparison": rows, "identical_tokens": len(answers) == 1}
         options.json.write_text(json.dumps(result | {"arms": taken}, indent=1))

@@ -148,6 +148,8 @@ class Costs(_Section):
     """Seconds to fetch one token from storage to host."""
     decode_step_s: float = Field(default=8.0e-3, ge=0)
     """Seconds of a decode step without attention."""
+    decode_sequence_s: float = Field(default=1.0e-5, ge=0)
+    """Seconds each request adds to a decode step."""
     decode_context_token_s: float = Field(default=4.0e-8, ge=0)
     """Seconds each token of context on the device adds to a decode step."""
 

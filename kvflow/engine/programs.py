@@ -13,6 +13,7 @@ from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
 from kvflow.engine.turns import Turns
+from kvflow.engine.typical import TypicalStep
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 
 Key = TypeVar("Key", bound=Hashable)
@@ -24,7 +25,6 @@ _PAUSE_S = 4e-5
 _LOOK_S = 5.0
 """How often to look at programs that have no request and no place."""
 _FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
-_STEP_WEIGHT = 0.02
 _MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1
@@ -81,8 +81,7 @@ class Programs:
         self._programs: dict[str, _Program] = {}
         self._requests: dict[Hashable, _Request] = {}
         self._margin = _FIRST_MARGIN
-        self._step_tokens = 0.0
-        self._pause_s = 0.0
+        self._typical = TypicalStep()
         self._hold_s = _FIRST_HOLD_S
         self._put_off = False
         self._running = 0
@@ -122,11 +121,12 @@ class Programs:
             program = self._programs[name] = _Program(ProgramView())
         now_s = self._claims.clock.now_s
         if program.view.admitted and not program.requests and program.answered_s is not None:
-            self._pause_s += _STEP_WEIGHT * (now_s - program.answered_s - self._pause_s)
+            self._typical.paused(now_s - program.answered_s)
         program.workflows[claim.workflow_id] = None
         program.view.tenant = claim.tenant
         prompt = self._bring(claim, fixed_digest)
-        program.requests[key] = self._requests[key] = _Request(program, claim, tokens, prompt, now_s)
+        request = program.requests[key] = self._requests[key] = _Request(program, claim, tokens, prompt, now_s)
+        self._typical.asked(tokens, max(0, tokens - self._known_tokens(request)))
 
     def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
         """The fixed prompt that a request brings; None if that cannot be told yet."""
@@ -159,8 +159,7 @@ class Programs:
             del request.program.requests[key]
             request.program.answered_s = self._claims.clock.now_s
             if generated_tokens:
-                weight = _STEP_WEIGHT if self._step_tokens else 1.0
-                self._step_tokens += weight * (generated_tokens - self._step_tokens)
+                self._typical.answered(generated_tokens)
             self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
 
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
@@ -198,9 +197,7 @@ class Programs:
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
         )
-        self._admission.admit(
-            [program.view for program in self._programs.values()], planned, self._step_tokens, self._pause_s
-        )
+        self._admission.admit([program.view for program in self._programs.values()], planned, self._typical.step)
         self._follow_holds(planned)
 
     def _follow_holds(self, planned: AdmissionMemory) -> None:
@@ -260,7 +257,7 @@ class Programs:
             if request.fixed_prompt is not None:
                 fixed |= request.fixed_prompt.parts(self._cached)
             own_tokens = request.tokens - self._fixed_tokens(request)
-            held[key] = max(held.get(key, 0.0), own_tokens + self._step_tokens)
+            held[key] = max(held.get(key, 0.0), own_tokens + self._typical.generated_tokens)
         view = program.view
         view.live_tokens, view.fixed_tokens = round(sum(held.values())), fixed
         view.back_s = back_s
@@ -268,9 +265,19 @@ class Programs:
         view.waiting = any(not request.running for request in program.requests.values())
         return bool(program.workflows)
 
+    def _claim(self, request: _Request) -> Claim | None:
+        return (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
+
+    def _known_tokens(self, request: _Request) -> int:
+        """Length of the part of a prompt that has been computed before, be it cached or not."""
+        known = self._claim(request)
+        if known is not None and known.context_tokens:
+            return known.context_tokens
+        return request.fixed_prompt.tokens if request.fixed_prompt is not None else 0
+
     def _fixed_tokens(self, request: _Request) -> int:
         """Length of the part of a prompt that its agent has in common with other programs."""
-        known: Claim | None = (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
+        known = self._claim(request)
         if known is not None and known.context_tokens:
             return known.context_tokens - known.tail_tokens
         return min(request.fixed_prompt.tokens, request.tokens) if request.fixed_prompt is not None else 0

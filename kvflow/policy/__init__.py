@@ -5,7 +5,7 @@ engine's own order (recency) breaks ties. Pure functions of their arguments: the
 objects, and every tensor-parallel rank must come to the same answer.
 """
 
-from kvflow.policy.admission import AdmissionMemory, ProgramAdmission, ProgramView
+from kvflow.policy.admission import ProgramAdmission, ProgramView
 from kvflow.policy.cost import BeladyCostPolicy, BeladyPolicy, CostPolicy
 from kvflow.policy.costs import ServingCosts
 from kvflow.policy.prefetch import PrefetchPace
@@ -14,6 +14,7 @@ from kvflow.policy.registry import ORACLES, POLICIES, EvictionPolicy, make_polic
 from kvflow.policy.saga import SagaPolicy
 from kvflow.policy.standing import UNKNOWN, EvictionClass, Leaf, Rank, Standing
 from kvflow.policy.steps import StepsPolicy
+from kvflow.policy.throughput import AdmissionMemory, Step
 from kvflow.policy.ttl import TTLPolicy
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "SagaPolicy",
     "ServingCosts",
     "Standing",
+    "Step",
     "StepsPolicy",
     "TLRUPolicy",
     "TTLPolicy",

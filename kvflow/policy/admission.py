@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvflow.policy.costs import ServingCosts
+from kvflow.policy.throughput import AdmissionMemory, Step, best_share
 
 _PATIENCE = 4.0
 """Mean waits for tools are made of many short ones and a few very long ones: most programs return much sooner."""
@@ -17,7 +18,7 @@ _OVERDUE = 6.0
 _GROWTH = 0.1
 """Share of the device left free when a program is let in: contexts grow, and a place taken away costs a load."""
 _MOST_SHARED = 0.7
-"""Share of the device that fixed prompts take at most when it is too small for them and the contexts behind them."""
+"""Share of the room that fixed prompts take at most when it is too small for them and the contexts behind them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,28 +52,13 @@ class ProgramView:
         return (self.held_s + typical_s) / (self.served_s + typical_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionMemory:
-    """What there is to hold contexts in.
-
-    Attributes:
-        device_tokens: what may be planned with on the device.
-        host_tokens: the host tier, which holds copies of what is on the device as well; 0 without one.
-    """
-
-    device_tokens: int
-    host_tokens: int = 0
-
-
 class ProgramAdmission:
-    """Keeps the programs that run to those whose contexts fit together, where that pays.
+    """Keeps the programs that run to those whose contexts fit together, and to more where that pays.
 
-    *Whether it pays.* Say n programs run and m of them fit. In the time each takes one step, all decode together for d
-    seconds, and the n - m contexts that do not fit are restored one after the other, r seconds each, while others pause
-    for their tools: n steps take d + (n - m) r seconds. If only m run, m steps take d seconds and a pause of p. More
-    programs mean more steps per second as long as d + p n / (n - m) > m r. So programs are held only if restoring the
-    contexts that fit takes longer than a step decodes, and longer still where programs often leave the device alone.
-    r is a load for the share of all contexts that the host holds, else a computation.
+    *How many.* More programs than fit take more steps per second as long as bringing their contexts back costs less
+    than decoding more answers together gains: loads from the host are made while others compute, until the link is what
+    all wait for; what the host has not kept is computed again. So much room is planned with as the fewest programs need
+    that take about the most steps per second (:mod:`kvflow.policy.throughput`): that of the device, or more.
 
     *What a tool costs.* A program that waits for a tool keeps its place while the share of the device that it occupies,
     for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / device <= restore_s``,
@@ -81,41 +67,43 @@ class ProgramAdmission:
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
     now, others may go before it until it has waited five times as long as it has run. Of several tenants, the one whose
-    programs hold least goes first. When contexts outgrow the device the largest one that no request computes with gives
+    programs hold least goes first. When contexts outgrow the room the largest one that no request computes with gives
     up its place, the youngest's of equal ones, and one that has waited so long last: so few have to. The device never
     idles while somebody waits.
 
     *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
     fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. Where
-    the device is too small for the fixed prompts of those that run, holding programs gains less, since requests whose
-    fixed prompt is cached have their turn first: of these, no more than seven tenths of the device counts.
+    there is too little room for the fixed prompts of those that run, holding programs gains less, since requests whose
+    fixed prompt is cached have their turn first: of these, no more than seven tenths of the room counts.
 
     Source: running programs to what fits is ThunderAgent's (arXiv 2602.13692, §4); the rule for tools is InferCept's
     comparison of preserve with discard or swap (arXiv 2402.01869, §4.1); highest response ratio next is Brinch Hansen's
-    (1971); whether it pays is ours.
+    (1971); how many is ours.
     """
 
     def __init__(self, costs: ServingCosts) -> None:
         self._costs = costs
 
-    def admit(
-        self, programs: Sequence[ProgramView], memory: AdmissionMemory, step_tokens: float, pause_s: float = 0.0
-    ) -> None:
+    def admit(self, programs: Sequence[ProgramView], memory: AdmissionMemory, step: Step) -> None:
         """Settle ``admitted`` of every program. Cost: O(programs log programs).
 
         Args:
             programs: by arrival, the oldest first.
             memory: what there is.
-            step_tokens: tokens a request generates, on average.
-            pause_s: between two requests of a program that keeps its place, on average.
+            step: what their steps are like.
         """
-        copied = _Room(programs, memory.host_tokens).share
+        tokens = _Room(programs).taken_tokens
+        share = best_share(len(programs), tokens, memory, step, self._costs)
+        if share == 1:
+            for program in programs:
+                program.admitted |= program.waiting
+        copied = min(1.0, memory.host_tokens / max(1, tokens))
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
                 program.admitted = self._worth_its_place(program, memory, copied)
         typical_s = 1.0 + sum(program.served_s for program in programs) / max(1, len(programs))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
-        room = _Room((program for program in programs if program.admitted), memory.device_tokens)
+        room = _Room((program for program in programs if program.admitted), round(share * tokens))
         self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
@@ -126,9 +114,6 @@ class ProgramAdmission:
                 continue
             program.admitted = at_work = True
             room.take(program)
-        if not self._pays(programs, memory, step_tokens, pause_s, copied):
-            for program in waiting:
-                program.admitted = True
 
     def need_s(self, tokens: int, found_tokens: int, *, loads: bool) -> float:
         """Seconds of the server that a prompt needs until it generates.
@@ -160,35 +145,17 @@ class ProgramAdmission:
             program.admitted = False
             room.give_back(program)
 
-    def _pays(
-        self,
-        programs: Sequence[ProgramView],
-        memory: AdmissionMemory,
-        step_tokens: float,
-        pause_s: float,
-        copied: float,
-    ) -> bool:
-        """Whether holding programs back makes the others faster by more than it costs."""
-        room = _Room(programs, memory.device_tokens)
-        if room.share == 1:
-            return False
-        tokens = room.taken_tokens / len(programs)
-        restore_s = memory.device_tokens / tokens * self._restore_s(tokens, copied)
-        step_s = self._costs.decode_s(step_tokens, memory.device_tokens) + pause_s / (1 - room.share)
-        return restore_s > step_s
-
     def _restore_s(self, tokens: float, copied: float) -> float:
         """Seconds to bring a context back, so much of which the host holds."""
         return copied * self._costs.load_s(tokens) + (1 - copied) * self._costs.compute_s(0, tokens)
 
 
 class _Room:
-    """What programs take of the device: their contexts, and each fixed prompt once."""
+    """What programs take of so much room: their contexts, and each fixed prompt once."""
 
-    def __init__(self, programs: Iterable[ProgramView], device_tokens: int) -> None:
-        self._device_tokens = device_tokens
-        self._room_tokens = (1 - _GROWTH) * device_tokens
-        self._most_shared = int(_MOST_SHARED * device_tokens)
+    def __init__(self, programs: Iterable[ProgramView], room_tokens: int = 0) -> None:
+        self._room_tokens = room_tokens
+        self._most_shared = int(_MOST_SHARED * room_tokens)
         self._own_tokens = self._shared_tokens = 0
         self._users: Counter[Hashable] = Counter()
         for program in programs:
@@ -200,34 +167,32 @@ class _Room:
         return self._own_tokens + self._shared_tokens
 
     @property
-    def share(self) -> float:
-        """Share of that which there is room for."""
-        return min(1.0, self._device_tokens / max(1, self.taken_tokens))
-
-    @property
     def overfull(self) -> bool:
         """Whether places have to be taken away."""
-        return self._own_tokens + min(self._shared_tokens, self._most_shared) > self._device_tokens
+        return self._own_tokens + min(self._shared_tokens, self._most_shared) > self._room_tokens
 
     def has_for(self, program: ProgramView) -> bool:
         """Whether there is room for one more, and for all of them to grow."""
-        new_tokens = sum(tokens for role, tokens in program.fixed_tokens.items() if not self._users[role])
+        new_tokens = self._new_tokens(program)
         known_tokens = self._shared_tokens if new_tokens else min(self._shared_tokens, self._most_shared)
-        return self._own_tokens + program.live_tokens + known_tokens + new_tokens <= self._room_tokens
+        needed_tokens = self._own_tokens + program.live_tokens + known_tokens + new_tokens
+        return needed_tokens <= (1 - _GROWTH) * self._room_tokens
 
     def take(self, program: ProgramView) -> None:
         """A program is let in."""
         self._own_tokens += program.live_tokens
-        for role, tokens in program.fixed_tokens.items():
-            self._shared_tokens += 0 if self._users[role] else tokens
-            self._users[role] += 1
+        self._shared_tokens += self._new_tokens(program)
+        self._users.update(program.fixed_tokens.keys())
 
     def give_back(self, program: ProgramView) -> None:
         """A program has lost its place."""
         self._own_tokens -= program.live_tokens
-        for role, tokens in program.fixed_tokens.items():
-            self._users[role] -= 1
-            self._shared_tokens -= 0 if self._users[role] else tokens
+        self._users.subtract(program.fixed_tokens.keys())
+        self._shared_tokens -= self._new_tokens(program)
+
+    def _new_tokens(self, program: ProgramView) -> int:
+        """Fixed prompts that nobody else uses."""
+        return sum(tokens for role, tokens in program.fixed_tokens.items() if not self._users[role])
 
 
 def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> Iterator[ProgramView]:

@@ -20,6 +20,7 @@ class ServingCosts:
         load_token_s: seconds to load one token from host to device.
         storage_token_s: seconds to fetch one token from storage to host.
         decode_step_s: seconds of a decode step without attention.
+        decode_sequence_s: seconds each request adds to it.
         decode_context_token_s: seconds each token of context on the device adds to it.
     """
 
@@ -28,6 +29,7 @@ class ServingCosts:
     load_token_s: float = 2.6e-6
     storage_token_s: float = 4.4e-5
     decode_step_s: float = 8.0e-3
+    decode_sequence_s: float = 1.0e-5
     decode_context_token_s: float = 4.0e-8
 
     def compute_s(self, start_tokens: float, end_tokens: float) -> float:
@@ -43,9 +45,11 @@ class ServingCosts:
         """The same machine, with storage in the host's place."""
         return replace(self, load_token_s=self.storage_token_s)
 
-    def decode_s(self, steps: float, context_tokens: int) -> float:
-        """Seconds of decode steps, all requests' contexts together."""
-        return steps * (self.decode_step_s + self.decode_context_token_s * context_tokens)
+    def decode_s(self, steps: float, sequences: float, context_tokens: float) -> float:
+        """Seconds of decode steps of so many sequences, their contexts together."""
+        return steps * (
+            self.decode_step_s + self.decode_sequence_s * sequences + self.decode_context_token_s * context_tokens
+        )
 
     def saved_token_s(self, position_tokens: int, *, backed_up: bool) -> float:
         """Seconds a hit saves for one token at a position, against what happens without it."""

@@ -25,6 +25,9 @@ class Ahead:
 
     Args:
         refresh: brings predictions up to date.
+
+    Attributes:
+        on_arrived: called when a load has ended.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Ahead:
             lambda: accounting.counters,
             least_tokens=_LEAST_FETCH_TOKENS,
         )
+        self.on_arrived: Callable[[], None] = lambda: None
         self._load: Load | None = None
         self._fetch: Fetch | None = None
         self._until_s = 0.0
@@ -135,6 +139,7 @@ class Ahead:
         self._load = None
         self._planner.ended(load)
         self._begin()
+        self.on_arrived()
 
     def _keep_time(self) -> ProcessGenerator:
         while True:

@@ -156,6 +156,7 @@ class Profile(_Record):
             load_token_s=self.load_token_s,
             storage_token_s=self.storage_token_s,
             decode_step_s=self.decode_step_s,
+            decode_sequence_s=self.decode_sequence_s,
             decode_context_token_s=self.decode_context_token_s,
         )
 

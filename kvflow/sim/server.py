@@ -67,6 +67,8 @@ class Server:
         self._finishing: list[tuple[int, int, Request]] = []
         self._joined = self._step = self._context_tokens = 0
         self._wake = env.event()
+        if ahead is not None:
+            ahead.on_arrived = self._look_again
         env.process(self._run())
 
     def submit(self, request: Request) -> ProcessGenerator:
@@ -82,6 +84,10 @@ class Server:
         claim, prompt = request.claim, request.prompt
         digest = digest_of_head(prompt.digests, claim.fixed_tokens or 0, self._accounting.unit_tokens)
         self._programs.arrived(request, claim, prompt.tokens, digest)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Somebody has come, or what somebody waits for: form a batch after the decode step that runs."""
         if not self._wake.triggered:
             self._wake.succeed()
 
@@ -288,7 +294,7 @@ class Server:
         began_s = self._env.now
         if self._waiting:  # nobody can be admitted before memory is released, by a request or by a copy under way
             steps = min(steps, _RETRY_STEPS)
-        if not self._waiting and steps > 1:
+        if steps > 1 and (not self._waiting or self._ahead is not None):
             if self._wake.triggered:
                 self._wake = self._env.event()
             yield self._wake | self._env.timeout(steps * step_s)

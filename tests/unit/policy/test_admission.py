@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView, ServingCosts
+from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView, ServingCosts, Step
 
 COSTS = ServingCosts()
 DEVICE = AdmissionMemory(device_tokens=100_000)
@@ -17,9 +17,15 @@ def program(tokens: int = 40_000, **fields: object) -> ProgramView:
 
 
 def admitted(
-    *programs: ProgramView, memory: AdmissionMemory = DEVICE, step_tokens: float = SHORT_STEP, pause_s: float = 0.0
+    *programs: ProgramView,
+    memory: AdmissionMemory = DEVICE,
+    prompt_tokens: float | None = None,
+    step_tokens: float = SHORT_STEP,
+    pause_s: float = 0.0,
 ) -> list[bool]:
-    ProgramAdmission(COSTS).admit(programs, memory, step_tokens, pause_s)
+    prompt_tokens = prompt_tokens or sum(one.live_tokens for one in programs) / len(programs)
+    step = Step(prompt_tokens=prompt_tokens, generated_tokens=step_tokens, pause_s=pause_s)
+    ProgramAdmission(COSTS).admit(programs, memory, step)
     return [one.admitted for one in programs]
 
 
@@ -35,13 +41,23 @@ def test_one_that_fits_nowhere_runs_alone() -> None:
     assert admitted(program(500_000, waiting=True), program(waiting=True)) == [True, False]
 
 
-def test_nobody_is_held_if_a_step_decodes_longer_than_it_takes_to_restore_what_fits() -> None:
-    assert admitted(*(program(waiting=True) for _ in range(4)), step_tokens=LONG_STEP) == [True] * 4
+def test_nobody_is_held_if_decoding_together_gains_more_than_restoring_takes() -> None:
+    several_agents = 5_000
+    held = admitted(*(program(waiting=True) for _ in range(4)), prompt_tokens=several_agents, step_tokens=SHORT_STEP)
+    assert held == [True, True, False, False]
+    run = admitted(*(program(waiting=True) for _ in range(4)), prompt_tokens=several_agents, step_tokens=LONG_STEP)
+    assert run == [True] * 4
+
+
+def test_programs_are_held_that_could_not_decode_together_anyway() -> None:
+    held = admitted(*(program(waiting=True) for _ in range(4)), step_tokens=LONG_STEP)
+    assert held == [True, True, False, False]
 
 
 def test_nobody_is_held_if_loads_from_the_host_are_quick() -> None:
     memory = AdmissionMemory(device_tokens=100_000, host_tokens=200_000)
-    assert admitted(*(program(waiting=True) for _ in range(4)), memory=memory, step_tokens=300) == [True] * 4
+    programs = [program(waiting=True) for _ in range(4)]
+    assert admitted(*programs, memory=memory, prompt_tokens=10_000, step_tokens=300) == [True] * 4
 
 
 def test_a_host_tier_that_holds_little_of_all_saves_little() -> None:

@@ -1,0 +1,32 @@
+"""What steps are like, learned."""
+
+from __future__ import annotations
+
+from kvflow.engine.typical import TypicalStep
+from kvflow.policy import Step
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert TypicalStep().step == Step()
+
+
+def test_the_first_step_is_believed_and_later_ones_move_the_average() -> None:
+    typical = TypicalStep()
+    typical.asked(1000, 200)
+    typical.answered(50)
+    assert typical.step == Step(prompt_tokens=1000, new_tokens=200, generated_tokens=50)
+    for _ in range(300):
+        typical.asked(3000, 100)
+        typical.answered(10)
+    assert 2900 < typical.step.prompt_tokens < 3000
+    assert 100 < typical.step.new_tokens < 110
+    assert 10 < typical.step.generated_tokens < 12
+
+
+def test_pauses_begin_at_none() -> None:
+    typical = TypicalStep()
+    typical.paused(10.0)
+    assert 0 < typical.step.pause_s < 1
+    for _ in range(300):
+        typical.paused(10.0)
+    assert 9 < typical.step.pause_s < 10
