@@ -71,23 +71,32 @@ class Load:
 
 
 def live_tokens(programs: Sequence[Program], at_once: int | None = None) -> float:
-    """What programs hold together when each agent's context is at its longest; fixed prompts of a role count once.
+    """What programs hold that they will use again, each when that is most; fixed prompts of a role count once.
 
     Args:
         programs: all of them.
         at_once: how many run at a time.
     """
     fixed: dict[tuple[str, str], int] = {}
-    tails: list[int] = []
     for program in programs:
-        own: dict[str, int] = {}
         for call in program.calls:
-            shared = call.fixed_tokens or 0
             role = (program.start.type, call.agent)
-            fixed[role] = max(fixed.get(role, 0), shared)
-            own[call.agent] = max(own.get(call.agent, 0), call.prompt.tokens + call.output_tokens - shared)
-        tails.append(sum(own.values()))
-    return sum(fixed.values()) + fmean(tails) * min(at_once or len(programs), len(programs))
+            fixed[role] = max(fixed.get(role, 0), call.fixed_tokens or 0)
+    own_tokens = fmean(map(_most_live_tokens, programs)) if programs else 0.0
+    return sum(fixed.values()) + own_tokens * min(at_once or len(programs), len(programs))
+
+
+def _most_live_tokens(program: Program) -> int:
+    """Contexts behind fixed prompts, from an agent's first call to its last, when they are longest together."""
+    last = {call.agent: number for number, call in enumerate(program.calls)}
+    live: dict[str, int] = {}
+    most_tokens = 0
+    for number, call in enumerate(program.calls):
+        live[call.agent] = call.prompt.tokens + call.output_tokens - (call.fixed_tokens or 0)
+        most_tokens = max(most_tokens, sum(live.values()))
+        if last[call.agent] == number:
+            del live[call.agent]
+    return most_tokens
 
 
 def longest_request(programs: Sequence[Program]) -> int:

@@ -96,6 +96,14 @@ def test_arrivals_come_at_their_rate() -> None:
     assert {at for at, _, _ in Load().arrivals(workload.programs, 1)} == {0.0}
 
 
+def test_a_context_is_live_until_its_agent_has_run_for_the_last_time() -> None:
+    (program,) = made("fan", 1, fixed_tokens=100, task_tokens=10, output_tokens=10, turns=1)
+    longest: dict[str, int] = {}
+    for call in program.calls:
+        longest[call.agent] = call.prompt.tokens + call.output_tokens
+    assert longest_request([program]) < live_tokens([program]) < sum(longest.values())
+
+
 def test_fixed_prompts_of_a_role_are_live_once() -> None:
     work = made("chain", 4, fixed_tokens=1000, task_tokens=10, output_tokens=10, turns=1)
     agents = {call.agent for program in work for call in program.calls}
