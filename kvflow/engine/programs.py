@@ -197,14 +197,14 @@ class Programs:
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
         )
-        self._admission.admit([program.view for program in self._programs.values()], planned, self._typical.step)
-        self._follow_holds(planned)
+        views = [program.view for program in self._programs.values()]
+        self._follow_holds(self._admission.admit(views, planned, self._typical.step))
 
-    def _follow_holds(self, planned: AdmissionMemory) -> None:
+    def _follow_holds(self, room_tokens: int) -> None:
         """Note who is held from now on and who no longer is; contexts without a place are wanted later than others."""
         views = [program.view for program in self._programs.values()]
         running = [view.live_tokens for view in views if view.admitted]
-        reason = f"{len(running)} programs with {sum(running)} tokens run; {planned.device_tokens} are planned with"
+        reason = f"{len(running)} programs with {sum(running)} tokens run; there is room for {room_tokens}"
         for name, program in self._programs.items():
             view = program.view
             if view.waiting and not view.admitted and program.held_since_s is None:

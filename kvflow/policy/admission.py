@@ -84,16 +84,20 @@ class ProgramAdmission:
     def __init__(self, costs: ServingCosts) -> None:
         self._costs = costs
 
-    def admit(self, programs: Sequence[ProgramView], memory: AdmissionMemory, step: Step) -> None:
+    def admit(self, programs: Sequence[ProgramView], memory: AdmissionMemory, step: Step) -> int:
         """Settle ``admitted`` of every program. Cost: O(programs log programs).
 
         Args:
             programs: by arrival, the oldest first.
             memory: what there is.
             step: what their steps are like.
+
+        Returns:
+            How many tokens of contexts there is room for: what the device holds, or more that take turns there.
         """
         tokens = _Room(programs).taken_tokens
         share = best_share(len(programs), tokens, memory, step, self._costs)
+        room_tokens = round(share * tokens)
         if share == 1:
             for program in programs:
                 program.admitted |= program.waiting
@@ -103,7 +107,7 @@ class ProgramAdmission:
                 program.admitted = self._worth_its_place(program, memory, copied)
         typical_s = 1.0 + sum(program.served_s for program in programs) / max(1, len(programs))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
-        room = _Room((program for program in programs if program.admitted), round(share * tokens))
+        room = _Room((program for program in programs if program.admitted), room_tokens)
         self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
@@ -114,6 +118,7 @@ class ProgramAdmission:
                 continue
             program.admitted = at_work = True
             room.take(program)
+        return room_tokens
 
     def need_s(self, tokens: int, found_tokens: int, *, loads: bool) -> float:
         """Seconds of the server that a prompt needs until it generates.
