@@ -196,7 +196,6 @@ def main() -> None:
     parser.add_argument("--programs", type=int, help="24 sessions, or 16 mixed programs")
     parser.add_argument("--device", type=float, default=0.33, help="device tier, in live contexts")
     parser.add_argument("--host", type=float, default=0.67, help="host tier, in live contexts")
-    parser.add_argument("--kv-heads", type=int, default=2, help="of the model; with 1 a batch decodes in less time")
     parser.add_argument("--at-once", type=int, default=1, help="answers decoded together when the link is chosen")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
@@ -211,7 +210,7 @@ def main() -> None:
         work = [scaled(program, options.factor, options.factor) for program in drawn]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = build_model(folder / "model", kv_heads=options.kv_heads)
+        model = build_model(folder / "model")
         sizes = sizes_of(work, options.device, options.host, decode_s(model, folder, options.at_once), model)
         calls = sum(len(program.calls) for program in work)
         print(f"{len(work)} programs, {calls} calls, {live_tokens(work):,} tokens live; {sizes}", flush=True)
@@ -228,7 +227,6 @@ def main() -> None:
     if options.json:
         settings = {"trace": options.trace.parent.name if options.trace else "mixed", "factor": options.factor}
         settings |= {"programs": options.programs, "rounds": options.rounds, "at_once": options.at_once, "calls": calls}
-        settings |= {"kv_heads": options.kv_heads}
         result = {"bench": "programs", **circumstances(), "settings": settings, "sizes": asdict(sizes)}
         result |= {"live_tokens": live_tokens(work), "comparison": rows, "identical_tokens": len(answers) == 1}
         options.json.write_text(json.dumps(result | {"arms": taken}, indent=1))
