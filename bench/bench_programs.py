@@ -202,6 +202,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.mixed == (options.trace is not None):
         parser.error("give either --trace or --mixed")
+    if options.at_once < 1:
+        parser.error("--at-once must be at least 1")
     options.programs = options.programs or (16 if options.mixed else 24)
     if options.mixed:
         work = mixed(options.programs)

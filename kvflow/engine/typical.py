@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvflow.policy import Step
 
 _WEIGHT = 0.02
+"""Of the latest step in the averages."""
 
 
 class TypicalStep:

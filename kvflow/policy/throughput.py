@@ -8,12 +8,14 @@ from math import floor
 from kvflow.policy.costs import ServingCosts
 
 _CHOICES = 32
+"""Numbers of programs compared, about, at most twice as many."""
 _ALIKE = 0.03
 """Rates that differ by no more are alike: times are estimates, and fewer programs at the same rate are done sooner."""
 _LOST = 3.0
 """Of what the host has no room for, so many times as much is lost: contexts are used in turns, and those that are lost
 come back and push out the next ones."""
 _LEAST_S = 1e-9
+"""No step takes less: nothing is known of steps at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,9 @@ def steps_per_second(programs: float, tokens: float, memory: AdmissionMemory, st
         memory: what there is to hold them in.
         step: what their steps are like.
         costs: what steps take.
+
+    Returns:
+        Steps per second; 0 if none run.
     """
     missing = max(0.0, 1 - memory.device_tokens / max(1.0, tokens))
     lost = min(missing, _LOST * max(0.0, 1 - memory.host_tokens / max(1.0, tokens)))
