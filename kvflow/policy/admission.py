@@ -93,7 +93,7 @@ class ProgramAdmission:
             step: what their steps are like.
 
         Returns:
-            Tokens of contexts there is room for: all if they fit, else what the device holds or more that take turns there.
+            Tokens of contexts there is room for: all if they fit, else what the device holds, or more that take turns.
         """
         tokens = _Room(programs).taken_tokens
         share = best_share(len(programs), tokens, memory, step, self._costs)

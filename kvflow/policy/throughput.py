@@ -8,7 +8,7 @@ from math import floor
 from kvflow.policy.costs import ServingCosts
 
 _CHOICES = 32
-"""Numbers of programs compared, about, at most twice as many."""
+"""How many numbers of programs are compared, about."""
 _ALIKE = 0.03
 """Rates that differ by no more are alike: times are estimates, and fewer programs at the same rate are done sooner."""
 _LOST = 3.0
