@@ -2,8 +2,7 @@
 
 SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
 CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the
-numbers are the same. Several parts of one sequence, side by side in a batch, attend at once. A sequence that decodes
-gets its keys and values in half the time, by a copy of rows instead of indexing.
+numbers are the same. Several parts of one sequence, side by side in a batch, attend at once.
 """
 
 from __future__ import annotations
@@ -13,8 +12,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from kvflow.patches.cpu.decoding import attend_in_place
 
 
 def extend_new_rows(
@@ -73,21 +75,15 @@ def decode_rows(
 ) -> torch.Tensor:
     """Run around ``TorchNativeAttnBackend._run_sdpa_forward_decode``, with its arguments; fills `output`.
 
-    Encoders, cross attention and sliding windows go to `original`.
+    Encoders, cross attention, sliding windows and anything but float32 go to `original`.
     """
-    if options.get("is_cross_attn") or encoder_lens is not None or options.get("sliding_window_size") is not None:
+    special = options.get("is_cross_attn") or encoder_lens is not None or options.get("sliding_window_size") is not None
+    if special or not query.dtype == k_cache.dtype == torch.float32:
         rows = (req_to_token, req_pool_indices, seq_lens, encoder_lens)
         return original(backend, query, output, k_cache, v_cache, *rows, **options)
-    kv_heads = k_cache.shape[1]
-    for index, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
-        slots = req_to_token[row, :length]
-        attended = scaled_dot_product_attention(
-            query[index].unflatten(0, (kv_heads, -1)).unsqueeze(0),
-            k_cache.index_select(0, slots).to(query.dtype).movedim(0, 1).unsqueeze(0),
-            v_cache.index_select(0, slots).to(query.dtype).movedim(0, 1).unsqueeze(0),
-            scale=options.get("scaling"),
-        )
-        output[index] = attended.squeeze(0).flatten(0, 1)
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    tensors = (query, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens)
+    attend_in_place(*(tensor.numpy() for tensor in tensors), np.float32(scale), output.numpy())
     return output
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvflow.patches.cpu import publish, streams, targets
 from kvflow.patches.cpu.attention import decode_rows, extend_new_rows
+from kvflow.patches.cpu.decoding import on_one_core
 from kvflow.patches.cpu.link import Direction, LinkSettings
 from kvflow.patches.cpu.transfer import transfer_kv_direct
 
@@ -32,6 +33,7 @@ def apply() -> None:
     HookRegistry.register(targets.STREAM_DIRECTIONS.target, _name_directions, HookType.AFTER)
     HookRegistry.register(targets.EXTEND_ATTENTION.target, extend_new_rows, HookType.AROUND)
     HookRegistry.register(targets.DECODE_ATTENTION.target, decode_rows, HookType.AROUND)
+    HookRegistry.register(targets.DECODE.target, on_one_core, HookType.AROUND)
     # Attributes, not hooks: the registry wraps functions that exist, and these do not, or are no functions.
     mha.transfer_kv_direct = transfer_kv_direct
     l2_transfer.device_module = streams

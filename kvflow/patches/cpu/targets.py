@@ -54,6 +54,11 @@ DECODE_ATTENTION = Target(
     "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_decode",
     "The torch-native backend spends more time on collecting cached rows than on attending to them.",
 )
+DECODE = Target(
+    "cpu.decode",
+    "sglang.srt.model_executor.runner.eager_runner.EagerRunner._execute_decode",
+    "A few rows are multiplied in less time than it takes to wake another thread.",
+)
 HOST_RESERVE = Target(
     "cpu.host_reserve",
     "sglang.srt.mem_cache.pool_host.base.HICACHE_HOST_MEMORY_RESERVE_BYTES",
@@ -69,5 +74,6 @@ TARGETS: tuple[Target, ...] = (
     CONTROLLER_STREAMS,
     EXTEND_ATTENTION,
     DECODE_ATTENTION,
+    DECODE,
     HOST_RESERVE,
 )
