@@ -37,10 +37,8 @@ ALL_ARMS = (
     "kvflow-admission",
     "kvflow-infer",
 )
-KVFLOW_LINK = "3.4e7"
-"""Bytes per second at which loading 2,048 tokens takes the CPU engine as long as decoding 32: KVFlow's ratio."""
 FAST_LINK = "1.4e9"
-"""At which loading a token takes a fifteenth of computing it, as for an 8B model on an H200."""
+"""Bytes per second at which loading a token takes a fifteenth of computing it, as for an 8B model on an H200."""
 
 Further = list[tuple[str, ...]]
 """Options of ``kvflow replay``, each with its value."""
@@ -123,8 +121,8 @@ def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
         arms = preset.arms
     command = [str(Path(sys.executable).parent / "kvflow"), "replay", *preset.words(further)]
     command += ["--profile", options.profile]
-    if options.profile == "cpu":
-        command += ["--link", FAST_LINK if options.fast_link else KVFLOW_LINK]
+    if options.fast_link:
+        command += ["--link", FAST_LINK]
     for arm in arms:
         command += ["--arm", arm]
     return subprocess.run([*command, *chain.from_iterable(further)], check=False).returncode

@@ -17,6 +17,7 @@ import torch
 from kvflow.errors import ServerUnavailableError, UnsupportedEngineError
 from kvflow.patches import cpu
 from kvflow.patches.cpu.attention import attend, decode_rows, extend_new_rows
+from kvflow.patches.cpu.decoding import on_one_core
 from kvflow.patches.cpu.launch import HOST, PORTS, bind_list, cpu_engine_environment, free_port, log_tail
 from kvflow.patches.cpu.model import build_model
 
@@ -174,6 +175,31 @@ def test_decoding_gets_the_numbers_of_the_stock_backend(kv_heads: int) -> None:
     torch.testing.assert_close(ours(None, None, *call, **options), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_sequence_decodes_to_the_same_numbers_whatever_else_is_in_the_batch() -> None:
+    torch.manual_seed(3)
+    slots, keys, values = torch.randperm(256)[:144].reshape(3, -1), torch.randn(256, 2, 8), torch.randn(256, 2, 8)
+    query, rows, lengths = torch.randn(3, 4, 8), torch.tensor([2, 0, 1]), torch.tensor([48, 5, 17])
+    ours: Any = decode_rows
+    together = ours(None, None, query, torch.empty_like(query), keys, values, slots, rows, lengths)
+    for own in range(3):
+        only = slice(own, own + 1)
+        alone = torch.empty_like(query[only])
+        ours(None, None, query[only], alone, keys, values, slots, rows[only], lengths[only])
+        assert torch.equal(alone, together[only])
+
+
+def test_decoding_takes_one_core_and_gives_the_others_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert on_one_core(torch.get_num_threads) == 1
+        with pytest.raises(ZeroDivisionError):
+            on_one_core(lambda: 1 / 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_prefix_split_does_not_change_attention() -> None:
     torch.manual_seed(1)
     query, keys, values = torch.randn(64, 2, 8), torch.randn(64, 1, 8), torch.randn(64, 1, 8)
@@ -194,6 +220,8 @@ def test_anything_but_plain_causal_attention_stays_with_sglang() -> None:
     assert extend(stock, None, *[None] * 9, causal=True, sliding_window_size=8) == "stock, window 8"
     decode: Any = decode_rows
     assert decode(stock, None, *[None] * 7, sliding_window_size=8) == "stock, window 8"
+    half = torch.empty(1, 1, 8, dtype=torch.bfloat16)
+    assert decode(stock, None, *[half] * 7, sliding_window_size=None) == "stock, window None"
 
 
 def test_cores_are_shared_among_ranks() -> None:

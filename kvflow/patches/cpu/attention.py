@@ -82,8 +82,16 @@ def decode_rows(
         rows = (req_to_token, req_pool_indices, seq_lens, encoder_lens)
         return original(backend, query, output, k_cache, v_cache, *rows, **options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    tensors = (query, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens)
-    attend_in_place(*(tensor.numpy() for tensor in tensors), np.float32(scale), output.numpy())
+    attend_in_place(
+        query.numpy(),
+        k_cache.numpy(),
+        v_cache.numpy(),
+        req_to_token.numpy(),
+        req_pool_indices.numpy(),
+        seq_lens.numpy(),
+        np.float32(scale),
+        output.numpy(),
+    )
     return output
 
 

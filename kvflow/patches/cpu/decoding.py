@@ -17,7 +17,7 @@ from numba import njit
 
 
 def on_one_core(original: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run around ``EagerRunner._execute_decode``, with its arguments."""
+    """Run around ``EagerRunner._execute_decode``, with its arguments: a few rows need no further threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -27,7 +27,7 @@ def on_one_core(original: Callable[..., Any], *arguments: Any, **options: Any) -
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def attend_in_place(query, keys, values, slots_of, rows, lengths, scale, output):  # noqa: ANN001, ANN201
+def attend_in_place(query, keys, values, slots_of, rows, lengths, scale, output):
     """Attend from the last token of each sequence to all of it.
 
     Args:
