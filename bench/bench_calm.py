@@ -1,9 +1,10 @@
 """What kvflow costs where it can gain nothing: recorded sessions with room for everything, call by call in turns.
 
 Every arm has a server, and all play the same session at the same time, but only one call is under way at any time: a
-call on one server is followed by the same call on the next. What the machine does meanwhile hits all of them, so that
-differences of a percent show. Servers start anew for every block, since two that are the same may differ for as long
-as they run. The time of a session is what its calls took; tools are left out, which makes every loss look larger.
+call on one server is followed by the same call on the next, after a moment in which the first one ends what it does
+besides. What the machine does meanwhile hits all of them, so that differences of a percent show. Servers start anew
+for every block, since two that are the same may differ for as long as they run. The time of a session is what its
+calls took; tools are left out, which makes every loss look larger.
 
 Usage: python bench/bench_calm.py TRACE [--arms lru again=@lru kvflow] [--blocks 4] [--sessions 4] [--json FILE]
 """
@@ -38,6 +39,8 @@ from kvflow.trace import Program
 
 ARMS = ("lru", "again=@lru", "python=@lru SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python", "kvflow", "kvflow-infer")
 PAGE_TOKENS = 16
+SETTLE_S = 0.05
+"""After an answer, what a server tells its scheduler of it would take time from the call of the next one."""
 MEASURES = (
     "calls",
     "latency_mean_s",
@@ -51,7 +54,7 @@ SIZES = Sizes(device_tokens=32_768, host_tokens=65_536, page_tokens=PAGE_TOKENS)
 
 
 class TurnConnection(Connection):
-    """Asks when it is its turn; what was asked then counts from then on."""
+    """Asks when it is its turn, and keeps it for a moment after the answer; what was asked counts from its turn on."""
 
     def __init__(self, turn: asyncio.Lock, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,7 +66,9 @@ class TurnConnection(Connection):
         """Wait for the turn, and ask."""
         async with self._turn:
             seen.asked_s = self.now_s()
-            return await super().ask(prompt, answer, hints, workflow_id, seen)
+            told = await super().ask(prompt, answer, hints, workflow_id, seen)
+            await asyncio.sleep(SETTLE_S)
+            return told
 
 
 async def play(servers: Sequence[Running], sessions: Sequence[Program], block: int) -> dict[str, Round]:

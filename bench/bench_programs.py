@@ -2,7 +2,7 @@
 
 All programs run at once, on a device for a third of their contexts and a host tier for another two thirds, over a link
 slowed down until loading 2048 tokens takes as long as decoding 32 (the ratio of KVFlow's single-GPU set-up), alone or
-with --at-once of them: a batch takes this engine much longer than one sequence, a GPU hardly longer. Arms:
+with --at-once of them: a batch takes this engine longer than one sequence, a GPU hardly longer. Arms:
 SGLang's hierarchical cache with its own orders of requests, kvflow's eviction and prefetch, and both with admission;
 and SGLang on a device that holds all contexts, which shows how much there is to gain.
 Each arm has a fresh server in every round, and rounds take the arms in turns.

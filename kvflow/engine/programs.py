@@ -98,6 +98,11 @@ class Programs:
         """Number of requests that wait for their program's turn."""
         return sum(not (one.running or one.program.view.admitted) for one in self._requests.values())
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no request waits, and nothing is put off because one did."""
+        return len(self._requests) == self._running and not self._put_off
+
     def waiting(self) -> Iterator[Hashable]:
         """Requests that have arrived and do not run. Cost: O(requests)."""
         return (key for key, one in self._requests.items() if not one.running)

@@ -35,6 +35,8 @@ class Gate:
     def hold(self, scheduler: Any) -> list[Any]:
         """Put the requests that may run in their order, and take the others out of the queue and return them."""
         queue: list[Any] = scheduler.waiting_queue
+        if not queue and not self._queued and self.programs.at_rest:  # most passes decode
+            return []
         allowed = self._guard.run(self._allowed, queue, default=None)
         self._failed = allowed is None
         if allowed is None:

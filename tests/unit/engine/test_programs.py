@@ -44,6 +44,22 @@ def test_requests_of_programs_that_do_not_fit_wait() -> None:
     assert table.programs.held == 1
 
 
+def test_there_is_something_to_decide_while_anybody_waits_or_is_put_off() -> None:
+    table = Table()
+    assert table.programs.at_rest
+    keys = [table.ask(name) for name in "abc"]
+    table.allowed(*keys)
+    for started in "ab":
+        table.programs.started(started)
+    assert not table.programs.at_rest
+    table.programs.left("c", 0)  # aborted in the queue
+    assert not table.programs.at_rest  # contexts are still put off on its account
+    table.allowed()
+    assert table.programs.at_rest
+    table.programs.retracted("a")
+    assert not table.programs.at_rest
+
+
 def test_the_next_program_begins_when_one_has_ended() -> None:
     table = Table()
     keys = [table.ask(name) for name in "abc"]
