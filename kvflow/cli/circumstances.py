@@ -6,10 +6,12 @@ import datetime
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,16 @@ def circumstances() -> dict[str, Any]:
 
 
 def _command(words: Sequence[str]) -> str:
-    command = " ".join([_program(Path(words[0])), *map(_without_folders, words[1:])])
-    return re.sub(r"(api-key[= ])\S+", r"\1…", command)
+    """What a shell takes for these words."""
+    told = [_program(Path(words[0]))]
+    for before, word in pairwise(words):
+        told.append("…" if before.endswith("-api-key") else shlex.quote(_without_keys(_without_folders(word))))
+    return " ".join(told)
+
+
+def _without_keys(argument: str) -> str:
+    whole = re.sub(r"^(--\S*api-key=).*", r"\1…", argument, flags=re.DOTALL)
+    return re.sub(r"(api-key[= ])\S+", r"\1…", whole)
 
 
 def _program(path: Path) -> str:

@@ -20,6 +20,12 @@ ROOT = Path(__file__).parents[2]
         (["bench/bench_tree.py", "--json", "/a/b.json"], "python bench/bench_tree.py --json b.json"),
         (["bench/quality/run.py", "m5", "--json=/a/b.json"], "python bench/quality/run.py m5 --json=b.json"),
         ([".venv/bin/kvflow", "replay", "/a/t.jsonl"], "kvflow replay t.jsonl"),
+        (
+            ["bench/bench_bfcl.py", "--arm", "fits=@lru --page-size 8"],
+            "python bench/bench_bfcl.py --arm 'fits=@lru --page-size 8'",
+        ),
+        ([".venv/bin/kvflow", "replay", "--api-key", "it's mine", "-x"], "kvflow replay --api-key … -x"),
+        ([".venv/bin/kvflow", "replay", "--flags", "--api-key mine"], "kvflow replay --flags '--api-key …'"),
     ],
 )
 def test_a_result_names_the_command_that_made_it(
