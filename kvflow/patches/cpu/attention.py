@@ -1,4 +1,4 @@
-"""Attention of a prompt whose beginning is cached, at the cost of the part that is not, and cheaper decoding.
+"""Attention of a prompt whose beginning is cached, at the cost of the part that is not; and of what decodes.
 
 SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
 CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the

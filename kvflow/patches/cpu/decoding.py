@@ -2,7 +2,8 @@
 
 Torch's attention wants them side by side: copies of them take most of the time of decoding, and how long these take
 depends on what the allocator does, which differs from process to process and even between calls. One core does all of
-it, and the rest of the model: waking a thread for each operation takes longer than it saves.
+it, and the rest of the model: waking a thread for each operation takes longer than it saves. The order in which numbers
+are added depends on a sequence's length alone, so that it gets the same ones whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def attend_in_place(query, keys, values, slots_of, rows, lengths, scale, output)
         query: [sequences, heads, head_dim], float32, as all but indices.
         keys: [slots, kv_heads, head_dim]; heads are a multiple of kv_heads.
         values: [slots, kv_heads, head_dim]
-        slots_of: [rows, longest]; where a sequence's tokens are.
-        rows: [sequences]; of ``slots_of``.
-        lengths: [sequences], at least 1.
-        scale: of the scores.
+        slots_of: [rows, longest], integers; where a sequence's tokens are.
+        rows: [sequences], integers; of ``slots_of``.
+        lengths: [sequences], integers, in tokens; at least 1.
+        scale: of the scores, float32.
         output: [sequences, heads, head_dim], which is filled.
     """
     heads, dim = query.shape[1:]
