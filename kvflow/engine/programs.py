@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.holdings import Holdings, Program, Request
 from kvflow.engine.journal import Journal
 from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
@@ -28,27 +28,6 @@ _FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
 _MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1
-
-
-@dataclass(slots=True)
-class _Request:
-    program: _Program
-    claim: PromptClaim
-    tokens: int
-    fixed_prompt: FixedPrompt | None
-    arrived_s: float
-    running: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Program:
-    view: ProgramView
-    workflows: dict[str, None] = field(default_factory=dict)
-    requests: dict[Hashable, _Request] = field(default_factory=dict)
-    looked_s: float = 0.0
-    answered_s: float | None = None
-    held_since_s: float | None = None
-    """How long it had been held before, when it began to be held again; None if it is not held."""
 
 
 class Programs:
@@ -74,14 +53,14 @@ class Programs:
     ) -> None:
         self._pioneers = Pioneers(claims, cached)
         self._turns = Turns(claims, admission, cached)
-        self._cached = cached
         self._claims = claims
         self._admission = admission
         self._journal = journal
-        self._programs: dict[str, _Program] = {}
-        self._requests: dict[Hashable, _Request] = {}
+        self._programs: dict[str, Program] = {}
+        self._requests: dict[Hashable, Request] = {}
         self._margin = _FIRST_MARGIN
         self._typical = TypicalStep()
+        self._holdings = Holdings(claims, self._typical, cached)
         self._hold_s = _FIRST_HOLD_S
         self._put_off = False
         self._running = 0
@@ -91,7 +70,7 @@ class Programs:
     @property
     def under_way(self) -> int:
         """Number of programs that have not ended. Cost: O(programs)."""
-        return sum(self._look(program) for program in self._programs.values())
+        return sum(self._holdings.look(program) for program in self._programs.values())
 
     @property
     def held(self) -> int:
@@ -123,15 +102,15 @@ class Programs:
         name = claim.program_id or claim.workflow_id
         program = self._programs.get(name)
         if program is None:
-            program = self._programs[name] = _Program(ProgramView())
+            program = self._programs[name] = Program(ProgramView())
         now_s = self._claims.clock.now_s
         if program.view.admitted and not program.requests and program.answered_s is not None:
             self._typical.paused(now_s - program.answered_s)
         program.workflows[claim.workflow_id] = None
         program.view.tenant = claim.tenant
         prompt = self._bring(claim, fixed_digest)
-        request = program.requests[key] = self._requests[key] = _Request(program, claim, tokens, prompt, now_s)
-        self._typical.asked(tokens, max(0, tokens - self._known_tokens(request)))
+        request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s)
+        self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
 
     def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
         """The fixed prompt that a request brings; None if that cannot be told yet."""
@@ -197,7 +176,7 @@ class Programs:
                 view.served_s += passed_s
         for name, program in [*self._programs.items()]:
             at_stake = program.requests or program.view.admitted
-            if (at_stake or now_s - program.looked_s >= _LOOK_S) and not self._look(program):
+            if (at_stake or now_s - program.looked_s >= _LOOK_S) and not self._holdings.look(program):
                 del self._programs[name]
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
@@ -231,58 +210,7 @@ class Programs:
             for workflow_id in program.workflows:
                 self._claims.hold(workflow_id, 0.0 if program.view.admitted else seconds)
 
-    def _run(self, request: _Request, *, running: bool) -> None:
+    def _run(self, request: Request, *, running: bool) -> None:
         self._running += running - request.running
         request.running = running
         self._changed = True
-
-    def _look(self, program: _Program) -> bool:
-        """Bring the view of a program up to date; tells whether it is still under way."""
-        program.looked_s = self._claims.clock.now_s
-        held: dict[tuple[str, str], float] = {}
-        fixed: dict[Hashable, int] = {}
-        back_s: float | None = None
-        for workflow_id in list(program.workflows):
-            claims = self._claims.of(workflow_id)
-            if claims is None:
-                if all(request.claim.workflow_id != workflow_id for request in program.requests.values()):
-                    del program.workflows[workflow_id]
-                continue
-            for agent, claim in claims.items():
-                if not claim.expected:
-                    continue
-                left_s = claim.back_s(self._claims.clock)
-                back_s = left_s if back_s is None else min(back_s, left_s)
-                if claim.fixed_prompt.tokens:
-                    fixed |= claim.fixed_prompt.parts(self._cached)
-                if claim.keeps_tail:
-                    held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
-        for request in program.requests.values():
-            key = (request.claim.workflow_id, request.claim.agent)
-            if request.fixed_prompt is not None:
-                fixed |= request.fixed_prompt.parts(self._cached)
-            own_tokens = request.tokens - self._fixed_tokens(request)
-            held[key] = max(held.get(key, 0.0), own_tokens + self._typical.generated_tokens)
-        view = program.view
-        view.live_tokens, view.fixed_tokens = round(sum(held.values())), fixed
-        view.back_s = back_s
-        view.busy = any(request.running for request in program.requests.values())
-        view.waiting = any(not request.running for request in program.requests.values())
-        return bool(program.workflows)
-
-    def _claim(self, request: _Request) -> Claim | None:
-        return (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
-
-    def _known_tokens(self, request: _Request) -> int:
-        """Length of the part of a prompt that has been computed before, be it cached or not."""
-        known = self._claim(request)
-        if known is not None and known.context_tokens:
-            return known.context_tokens
-        return request.fixed_prompt.tokens if request.fixed_prompt is not None else 0
-
-    def _fixed_tokens(self, request: _Request) -> int:
-        """Length of the part of a prompt that its agent has in common with other programs."""
-        known = self._claim(request)
-        if known is not None and known.context_tokens:
-            return known.context_tokens - known.tail_tokens
-        return min(request.fixed_prompt.tokens, request.tokens) if request.fixed_prompt is not None else 0

@@ -1,0 +1,121 @@
+"""What programs hold: the contexts they will use again, and what their requests bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.ports import Node
+from kvflow.engine.roles import FixedPrompt
+from kvflow.engine.typical import TypicalStep
+from kvflow.policy import ProgramView
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of a program.
+
+    Attributes:
+        tokens: length of its prompt.
+        fixed_prompt: the fixed part of it; None if that cannot be told yet.
+        arrived_s: when it came.
+        running: it has been given its memory.
+    """
+
+    program: Program
+    claim: PromptClaim
+    tokens: int
+    fixed_prompt: FixedPrompt | None
+    arrived_s: float
+    running: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """A workflow with its sub-workflows, and their requests.
+
+    Attributes:
+        view: what admission may know.
+        workflows: in the order in which they came.
+        looked_s: when the view was last brought up to date.
+        answered_s: when a request of it was last answered; None before that.
+        held_since_s: how long it had been held before, when it began to be held again; None if it is not held.
+    """
+
+    view: ProgramView
+    workflows: dict[str, None] = field(default_factory=dict)
+    requests: dict[Hashable, Request] = field(default_factory=dict)
+    looked_s: float = 0.0
+    answered_s: float | None = None
+    held_since_s: float | None = None
+
+
+class Holdings:
+    """Looks at what programs hold.
+
+    Args:
+        claims: what is known of workflows and their contexts.
+        typical: what a step is like; requests that wait will generate as much.
+        cached: whether a node is in the cache at all.
+    """
+
+    def __init__(self, claims: ClaimTable, typical: TypicalStep, cached: Callable[[Node], bool]) -> None:
+        self._claims = claims
+        self._typical = typical
+        self._cached = cached
+
+    def look(self, program: Program) -> bool:
+        """Bring the view of a program up to date; tells whether it is still under way.
+
+        Cost: O(contexts and requests of the program).
+        """
+        program.looked_s = self._claims.clock.now_s
+        held: dict[tuple[str, str], float] = {}
+        fixed: dict[Hashable, int] = {}
+        back_s: float | None = None
+        for workflow_id in list(program.workflows):
+            claims = self._claims.of(workflow_id)
+            if claims is None:
+                if all(request.claim.workflow_id != workflow_id for request in program.requests.values()):
+                    del program.workflows[workflow_id]
+                continue
+            for agent, claim in claims.items():
+                if not claim.expected:
+                    continue
+                left_s = claim.back_s(self._claims.clock)
+                back_s = left_s if back_s is None else min(back_s, left_s)
+                if claim.fixed_prompt.tokens:
+                    fixed |= claim.fixed_prompt.parts(self._cached)
+                if claim.keeps_tail:
+                    held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
+        for request in program.requests.values():
+            key = (request.claim.workflow_id, request.claim.agent)
+            if request.fixed_prompt is not None:
+                fixed |= request.fixed_prompt.parts(self._cached)
+            own_tokens = request.tokens - self._fixed_tokens(request)
+            held[key] = max(held.get(key, 0.0), own_tokens + self._typical.generated_tokens)
+        view = program.view
+        view.live_tokens, view.fixed_tokens = round(sum(held.values())), fixed
+        view.back_s = back_s
+        view.busy = any(request.running for request in program.requests.values())
+        view.waiting = any(not request.running for request in program.requests.values())
+        return bool(program.workflows)
+
+    def _claim(self, request: Request) -> Claim | None:
+        return (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
+
+    def known_tokens(self, request: Request) -> int:
+        """Length of the part of a prompt that has been computed before, be it cached or not."""
+        known = self._claim(request)
+        if known is not None and known.context_tokens:
+            return known.context_tokens
+        return request.fixed_prompt.tokens if request.fixed_prompt is not None else 0
+
+    def _fixed_tokens(self, request: Request) -> int:
+        """Length of the part of a prompt that its agent has in common with other programs."""
+        known = self._claim(request)
+        if known is not None and known.context_tokens:
+            return known.context_tokens - known.tail_tokens
+        return min(request.fixed_prompt.tokens, request.tokens) if request.fixed_prompt is not None else 0
