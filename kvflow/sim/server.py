@@ -8,7 +8,6 @@ Decode steps between two events are one event.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from math import ceil
 
@@ -18,6 +17,7 @@ from simpy.events import ProcessGenerator
 from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, digest_of_head
 from kvflow.sim.admission import Everyone
 from kvflow.sim.ahead import Ahead
+from kvflow.sim.decoding import Decoding
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
 from kvflow.sim.request import Request
@@ -63,9 +63,7 @@ class Server:
         self._before_eviction = before_eviction
         self._waiting: list[Request] = []
         self._chunked: Request | None = None
-        self._running: dict[Request, None] = {}
-        self._finishing: list[tuple[int, int, Request]] = []
-        self._joined = self._step = self._context_tokens = 0
+        self._running = Decoding()
         self._wake = env.event()
         if ahead is not None:
             ahead.on_arrived = self._look_again
@@ -272,25 +270,18 @@ class Server:
         if left <= 0:
             self._finish(request, 0)
             return
-        self._running[request] = None
-        self._joined += 1
-        request.started_step = self._step
-        self._context_tokens += request.goal
+        self._running.join(request, left)
         self._memory.private_tokens += self._memory.page_tokens  # the page being filled
-        request.joined = self._joined
-        heapq.heappush(self._finishing, (self._step + left, self._joined, request))
 
     def _decode(self) -> ProcessGenerator:
         """Run decode steps until a request ends, one arrives, or memory must be made."""
-        self._drop_stale()
         count = len(self._running)
-        steps = max(1, self._finishing[0][0] - self._step)
-        steps = self._room_for(count, steps)
+        steps = self._room_for(count, max(1, self._running.steps_left))
         if not steps and count > 1:
             self._retract()
             return
         steps = max(1, steps)  # one that is alone fits, or it would have been rejected
-        step_s = self._profile.decode_s(count, self._context_tokens + count * steps / 2)
+        step_s = self._profile.decode_s(count, self._running.context_tokens + count * steps / 2)
         began_s = self._env.now
         if self._waiting:  # nobody can be admitted before memory is released, by a request or by a copy under way
             steps = min(steps, _RETRY_STEPS)
@@ -304,23 +295,10 @@ class Server:
                 yield self._env.timeout(max(0.0, began_s + steps * step_s - self._env.now))
         else:
             yield self._env.timeout(steps * step_s)
-        self._step += steps
-        self._context_tokens += count * steps
         self._memory.private_tokens += count * steps
         self.times.decode_s += steps * step_s
-        while self._finishing and self._finishing[0][0] <= self._step:
-            _, joined, request = heapq.heappop(self._finishing)
-            if request in self._running and request.joined == joined:
-                self._leave_batch(request)
-                self._finish(request, self._step - request.started_step)
-
-    def _drop_stale(self) -> None:
-        """Forget when requests would have ended that have been retracted since."""
-        while True:
-            _, joined, request = self._finishing[0]
-            if request in self._running and request.joined == joined:
-                return
-            heapq.heappop(self._finishing)
+        for request, generated in self._running.advance(steps):
+            self._finish(request, generated)
 
     def _room_for(self, count: int, steps: int) -> int:
         """How many of so many decode steps memory lasts for, making room as needed."""
@@ -333,15 +311,10 @@ class Server:
             return steps
         return min(steps, max(0, self._memory.free_pages) * self._memory.page_tokens // count)
 
-    def _leave_batch(self, request: Request) -> None:
-        del self._running[request]
-        self._context_tokens -= request.goal + self._step - request.started_step
-
     def _retract(self) -> None:
         """Take the memory of the request admitted last; it starts again later."""
-        request = next(reversed(self._running))
-        generated = self._step - request.started_step
-        self._leave_batch(request)
+        request = self._running.latest
+        generated = self._running.leave(request)
         self._release(request, generated)
         request.generated += generated
         self.times.retractions += 1
