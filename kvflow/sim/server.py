@@ -17,10 +17,10 @@ from simpy.events import ProcessGenerator
 from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, digest_of_head
 from kvflow.sim.admission import Everyone
 from kvflow.sim.ahead import Ahead
-from kvflow.sim.decoding import Decoding
 from kvflow.sim.memory import Memory
 from kvflow.sim.profile import Profile
 from kvflow.sim.request import Request
+from kvflow.sim.running import RunningBatch
 from kvflow.sim.times import ServerTimes
 from kvflow.sim.tree import Node
 from kvflow.sim.watch import Watch
@@ -63,7 +63,7 @@ class Server:
         self._before_eviction = before_eviction
         self._waiting: list[Request] = []
         self._chunked: Request | None = None
-        self._running = Decoding()
+        self._running = RunningBatch()
         self._wake = env.event()
         if ahead is not None:
             ahead.on_arrived = self._look_again
@@ -276,7 +276,7 @@ class Server:
     def _decode(self) -> ProcessGenerator:
         """Run decode steps until a request ends, one arrives, or memory must be made."""
         count = len(self._running)
-        steps = self._room_for(count, max(1, self._running.steps_left))
+        steps = self._room_for(count, max(1, self._running.steps_left()))
         if not steps and count > 1:
             self._retract()
             return

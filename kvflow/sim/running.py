@@ -1,4 +1,4 @@
-"""The requests that decode together."""
+"""The running batch: the requests that decode together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import heapq
 from kvflow.sim.request import Request
 
 
-class Decoding:
+class RunningBatch:
     """Requests that generate, each a token a step, in the order in which they joined.
 
     Attributes:
-        context_tokens: of all of them.
+        context_tokens: tokens of all their contexts.
     """
 
     def __init__(self) -> None:
@@ -26,12 +26,11 @@ class Decoding:
 
     @property
     def latest(self) -> Request:
-        """The one that joined last."""
+        """The one that joined last; there has to be one."""
         return next(reversed(self._requests))
 
-    @property
     def steps_left(self) -> int:
-        """Steps until the first of them ends."""
+        """Count the steps until the first of them ends; there has to be one."""
         while True:
             end, joined, request = self._ends[0]
             if self._there(request, joined):
