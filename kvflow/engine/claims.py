@@ -17,17 +17,6 @@ _STEP_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Run:
-    """A program's run: a workflow with its sub-workflows.
-
-    Attributes:
-        ended: the workflow at its root has ended.
-    """
-
-    ended: bool = False
-
-
-@dataclass(slots=True, eq=False)
 class Claim:
     """One workflow's agent expecting to use its context.
 
@@ -48,7 +37,6 @@ class Claim:
         tail_tokens: length of that prompt's dynamic tail.
         stamp: the role's when that prompt was tagged.
         own_prompt: what its latest prompt begins with, once there has been one.
-        run: of the program that its workflow belongs to; None if that is not known.
         tail_standing: of nodes in its dynamic tail that nobody else claims, with the clock's version it is valid for.
     """
 
@@ -70,7 +58,6 @@ class Claim:
     tail_tokens: int = 0
     stamp: int = 0
     own_prompt: FixedPrompt | None = None
-    run: Run | None = None
     tail_standing: tuple[int, Standing] | None = None
     _version: int = -1
     _outlook: tuple[float, float] | None = None
@@ -181,7 +168,6 @@ class ClaimTable:
         self._workflows: dict[str, dict[str, Claim]] = {}
         self._expected: dict[str, dict[str, Claim]] = {}
         self._roles: dict[tuple[str, str], Role] = {}
-        self._runs: dict[str, Run] = {}
 
     def __len__(self) -> int:
         """Number of live workflows."""
@@ -203,12 +189,6 @@ class ClaimTable:
         """The claims of a live workflow, by agent; None when it is not live."""
         return self._workflows.get(workflow_id)
 
-    def run(self, program_id: str) -> Run | None:
-        """The run of the program whose root is a live workflow; None when that is not live."""
-        if program_id not in self._workflows:
-            return None
-        return self._runs.setdefault(program_id, Run())
-
     def claim(self, workflow_id: str, workflow_type: str, agent: str) -> Claim | None:
         """Find the claim of a live workflow's agent, or start it without prediction.
 
@@ -226,9 +206,6 @@ class ClaimTable:
         """Replace what is known of one workflow. Cost: O(agents of the workflow)."""
         workflows = self._expected if update.expected else self._workflows
         if update.retired:
-            run = self._runs.pop(update.workflow_id, None)
-            if run is not None:
-                run.ended = True
             self._retire(workflows.pop(update.workflow_id, {}))
             return
         claims = workflows.setdefault(update.workflow_id, {})

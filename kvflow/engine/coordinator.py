@@ -170,8 +170,6 @@ class Coordinator:
         if held is None or not path:
             return
         clock = self.claims.clock
-        if claim.program_id is not None and held.run is None:
-            held.run = self.claims.run(claim.program_id)
         if first:
             if held.since_s is not None and held.pause_s is not None:  # else others of the agent are under way too
                 clock.waited(clock.now_s - held.since_s)

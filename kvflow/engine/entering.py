@@ -58,7 +58,7 @@ def learn(held: Claim, path: Path, fixed_tokens: int, cached: Callable[[Node], b
                 if claim.retired and claim.role not in node.owners.fixed:
                     revived.add(claim.role)
         for role in revived:
-            role.revive(len(node.key))
+            role.settle_end(revived_tokens=len(node.key))
         if held in node.owners.claims:
             break
     if held.tip is not None and cached(held.tip):

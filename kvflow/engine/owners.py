@@ -256,10 +256,7 @@ class Owners:
 
 
 def _for_good(claim: Claim) -> bool:
-    if not claim.retired:
-        return False
-    goes_on = claim.run is not None and not claim.run.ended
-    return claim.role.leaves_nothing if goes_on else claim.role.ends_for_good
+    return claim.retired and claim.role.ends_for_good
 
 
 def _least(one: float | None, other: float | None) -> float | None:

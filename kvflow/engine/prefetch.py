@@ -135,24 +135,6 @@ class Prefetcher:
             return None
         return self._with_room(load, room, view)
 
-    def worth_waiting(self, node: Node, since_s: float, running: int) -> bool:
-        """Whether a request should still wait for room for a load in the background, rather than load for itself.
-
-        Everybody who runs waits for the load of a batch. So it waits until that has cost it as much as its load would
-        cost the others, all together: whatever comes, that is at most twice what the better of the two would have cost.
-
-        Source: the break-even rule of ski rental (Karlin, Manasse, Rudolph and Sleator, *Competitive Snoopy Caching*,
-        1988).
-
-        Args:
-            node: where its context ends, as far as it is cached.
-            since_s: since when it has waited, on the control plane's clock.
-            running: requests that run.
-        """
-        missing_tokens = sum(len(one.key) for one in self._missing(node))
-        waited_s = self._coordinator.claims.clock.now_s - since_s
-        return waited_s < running * self.pace.costs.load_s(missing_tokens)
-
     def order(self, nodes: Sequence[Node], until_s: float, tenant: str = "") -> bool:
         """Load contexts as soon as may be, by command; False if too many are ordered already, by the tenant or by all.
 

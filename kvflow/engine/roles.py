@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from kvflow.engine.claims import Claim
 
 _MIN_WASTED = 4
-_MIN_ENDED = 8
 _TAIL_MEMORY = 64
 _TAIL_PRIOR = 2
 _END_MEMORY_TOKENS = 1 << 20
@@ -58,8 +57,7 @@ class Role:
         stamp: counts the role's prompts.
         tails_reused: dynamic tails that a later prompt extended.
         tails_wasted: dynamic tails that none did.
-        ended: workflows that have ended.
-        ended_tokens: length of the dynamic tails that they left.
+        ended_tokens: length of the dynamic tails that ended workflows left.
         revived_tokens: what later workflows found of those.
         claims: live claims that expect to run the agent.
         prompt: what the latest of its prompts began with.
@@ -70,7 +68,6 @@ class Role:
     stamp: int = 0
     tails_reused: int = 0
     tails_wasted: int = 0
-    ended: int = 0
     ended_tokens: int = 0
     revived_tokens: int = 0
     claims: dict[Claim, None] = field(default_factory=dict)
@@ -126,21 +123,8 @@ class Role:
         """Whether what an ended workflow leaves is of no use to others: yes, until much of it proved to be."""
         return 4 * self.revived_tokens < self.ended_tokens or not self.revived_tokens
 
-    @property
-    def leaves_nothing(self) -> bool:
-        """The same of a sub-workflow whose program goes on: that is more likely to use it, so it is tried at first."""
-        return self.ended >= _MIN_ENDED and self.ends_for_good
-
-    def settle_end(self, *, tokens: int) -> None:
-        """A workflow has ended, and leaves a dynamic tail of so many tokens; older experience fades."""
-        self.ended += 1
-        self._settle_end(tokens, 0)
-
-    def revive(self, tokens: int) -> None:
-        """Another workflow has found so much of what ended ones have left; older experience fades."""
-        self._settle_end(0, tokens)
-
-    def _settle_end(self, tokens: int, revived_tokens: int) -> None:
+    def settle_end(self, *, tokens: int = 0, revived_tokens: int = 0) -> None:
+        """Add to the experience with what ended workflows leave; older experience fades."""
         if max(self.ended_tokens + tokens, self.revived_tokens + revived_tokens) > _END_MEMORY_TOKENS:
             self.ended_tokens //= 2
             self.revived_tokens //= 2

@@ -54,11 +54,11 @@ def _patient(base: type) -> type:
 
     class PatientAdder(base):
         def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
-            running = len(self.can_run_list) + len(self.running_batch.reqs)
+            busy = bool(self.can_run_list) or not self.running_batch.is_empty()
             gate, prefetch = self.tree_cache.gate, self.tree_cache.prefetch
             if gate is not None and gate.late(req):
                 return AddReqResult.CONTINUE
-            if prefetch is not None and prefetch.passes_over(req, running):
+            if prefetch is not None and prefetch.passes_over(req, busy=busy):
                 return AddReqResult.CONTINUE
             return super().add_one_req(req, *args, **kwargs)
 
@@ -112,17 +112,16 @@ class Prefetch:
             self._guard.run(self._begin, running, default=None)
         self._asking = None
 
-    def passes_over(self, req: Any, running: int) -> bool:
+    def passes_over(self, req: Any, *, busy: bool) -> bool:
         """Whether a request is to be left in the queue for this pass: what it needs is on its way, or should be first.
 
         A batch with a request that needs a load waits for the link in its first layer, and everything else with it. So
-        while there is other work, its context is loaded in the background; if there is no room for that, it waits for
-        some as long as that is worth it. With nothing else to do it waits in a batch as well as in the queue, and
-        computes each layer as soon as it is complete.
+        while there is other work, its context is loaded in the background. With nothing else to do it waits in a batch
+        as well as in the queue, and computes each layer as soon as it is complete.
 
         Args:
             req: a request whose prefix has just been matched.
-            running: requests that run, those of the new batch among them.
+            busy: there is other work for the device meanwhile.
         """
         load = self._load
         if load is not None and load.under_way:
@@ -130,9 +129,9 @@ class Prefetch:
             load.late |= awaits
             waits = awaits or req.needs_host_load_back()
         else:
-            waits = running > 0 and self._guard.run(self._asks, req, running, default=False)
+            waits = busy and self._guard.run(self._asks, req, default=False)
         passes = getattr(req, "_kvflow_passes", 0)
-        if not waits or not running or passes >= _PATIENCE:
+        if not waits or not busy or passes >= _PATIENCE:
             return False
         req._kvflow_passes = passes + 1
         self._cache.accounting.counters.passed_over += 1
@@ -184,16 +183,12 @@ class Prefetch:
             node = node.parent
         return False
 
-    def _asks(self, req: Any, running: int) -> bool:
-        """Whether a request waits for a load that may begin after this pass: its own, or one's before it."""
+    def _asks(self, req: Any) -> bool:
+        """Whether a load is to begin after this pass that a request waits for: its own, once, or one's before it."""
         if not req.needs_host_load_back() or claim_of(req) is None or self._link_is_taken():
             return False
-        if not hasattr(req, "_kvflow_asked_s"):
-            req._kvflow_asked_s = self._cache.coordinator.claims.clock.now_s
-        if getattr(req, "_kvflow_refused", False):
-            node: Any = self._cache.tree_core.node_by_id(req.best_match_node)
-            if not self.planner.worth_waiting(node, req._kvflow_asked_s, running):
-                return False
+        if hasattr(req, "_kvflow_asked"):
+            return False
         if self._asking is None:
             self._asking = req
         return True
@@ -202,8 +197,9 @@ class Prefetch:
         controller: Any = self._cache.cache_controller
         return controller is None or bool(controller.load_queue or controller.ack_load_queue)
 
-    def _choose(self, req: Any, running: int) -> Load | None:
-        cache = self._cache
+    def _choose(self, running: int) -> Load | None:
+        cache, req = self._cache, self._asking
+        self._asking = None
         if req is None and self.planner.settled:  # as in most decoding steps; to ask for the room takes longer
             return None
         room = Room(
@@ -213,6 +209,7 @@ class Prefetch:
             page_tokens=cache.page_size,
         )
         if req is not None:
+            req._kvflow_asked = True
             node: Any = cache.tree_core.node_by_id(req.best_match_node)
             chosen = self.planner.asked(node, room, self._device)
             if chosen is not None:
@@ -220,14 +217,11 @@ class Prefetch:
         return self.planner.next(room, self._device)
 
     def _begin(self, running: int) -> None:
-        cache, req = self._cache, self._asking
-        chosen = self._choose(req, running)
-        begun = chosen is not None and cache.load_back(chosen.anchor.id)
-        if req is not None:
-            req._kvflow_refused = not (begun and chosen.asked)
+        cache = self._cache
+        chosen = self._choose(running)
         if chosen is None:
             return
-        if not begun:
+        if not cache.load_back(chosen.anchor.id):
             self.planner.refused()
             return
         self._load = chosen

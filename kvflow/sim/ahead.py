@@ -92,14 +92,14 @@ class Ahead:
         self._env.process(self._end(load))
         return True
 
-    def passes_over(self, request: Request, pages: int, running: int) -> bool:
+    def passes_over(self, request: Request, pages: int, *, busy: bool) -> bool:
         """Whether a request is left in the queue for now: what it needs is on its way, or would queue behind that.
 
         Args:
             pages: what of its prompt may be found in the cache.
-            running: requests that run, those of the new batch among them.
+            busy: there is other work meanwhile.
         """
-        if self._load is None and not running:
+        if self._load is None and not busy:
             return False
         node = self._memory.tree.match(request.whole, request.near, pages)
         while not node.on_device and not node.on_host:
@@ -107,24 +107,23 @@ class Ahead:
             node = node.parent
         load = self._load
         if load is None:
-            waits = not node.on_device and self._brings(request, node, running)
+            waits = not node.on_device and self._bring(request, node)
         else:
             awaits = any(one.load is load for one in node.path())
             load.late |= awaits
             waits = awaits or not node.on_device
-        if not running or not waits:
+        if not busy or not waits:
             return False
         self._accounting.counters.passed_over += 1
         return True
 
-    def _brings(self, request: Request, node: Node, running: int) -> bool:
-        """Load in the background what a request waits for; tells whether it goes on waiting, for that or for room."""
-        if self._memory.link_free_s > self._env.now:
+    def _bring(self, request: Request, node: Node) -> bool:
+        """Load what a request waits for in the background, once; tells whether that has begun."""
+        if request.asked or self._memory.link_free_s > self._env.now:
             return False
-        if request.asked_s is None:
-            request.asked_s = self._coordinator.claims.clock.now_s
+        request.asked = True
         load = self._planner.asked(node, self._room(), self._device)
-        return (load is not None and self._start(load)) or self._planner.worth_waiting(node, request.asked_s, running)
+        return load is not None and self._start(load)
 
     def ready_s(self, node: Node) -> float:
         """A request starts behind a node: when all above it has arrived."""

@@ -28,7 +28,7 @@ class Request:
         fixed_tokens: length of its fixed part, once that is known.
         started_step: decode step at which it joined the batch.
         joined: how many had joined before it, to tell its turns in the batch apart.
-        asked_s: since when it has waited for a load in the background, or for room for one; None before that.
+        asked: its context has been loaded in the background once, or could not be.
         watched: the guard has seen it start, since it was last retracted.
     """
 
@@ -48,7 +48,7 @@ class Request:
     fixed_tokens: int | None = None
     counted: bool = False
     tagged: bool = False
-    asked_s: float | None = None
+    asked: bool = False
     watched: bool = False
     admitted_s: float | None = None
     first_token_s: float | None = None

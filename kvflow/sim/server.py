@@ -122,8 +122,8 @@ class Server:
                 break
             if len(self._running) + len(batch) >= self._profile.max_running:
                 break
-            running = len(batch) + len(self._running)
-            if self._ahead is not None and self._ahead.passes_over(request, self._matchable(request), running):
+            busy = bool(batch or self._running)
+            if self._ahead is not None and self._ahead.passes_over(request, self._matchable(request), busy=busy):
                 continue
             if not self._place(request, len(batch)):
                 break

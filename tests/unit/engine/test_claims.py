@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -107,38 +107,6 @@ def test_the_tail_of_an_ended_workflow_is_retired_and_its_fixed_prompt_is_not(co
     assert class_of(coordinator, tail) is EvictionClass.RETIRED
     assert class_of(coordinator, fixed) is EvictionClass.UNCLAIMED
     assert coordinator.rank(tail) < coordinator.rank(FakeNode())
-
-
-def test_what_a_sub_workflow_leaves_is_not_retired_before_its_program(coordinator: Coordinator) -> None:
-    tail = FakeNode()
-    announce(coordinator, "w1", {"planner": 1})
-    announce(coordinator, "w1/worker", {"worker": 0})
-    sub = replace(claim("w1/worker", "worker"), program_id="w1")
-    coordinator.tag(sub, [(tail, 96)], fixed_tokens=64)
-    retire(coordinator, "w1/worker")
-    assert class_of(coordinator, tail) is EvictionClass.UNCLAIMED
-    retire(coordinator, "w1")
-    assert class_of(coordinator, tail) is EvictionClass.RETIRED
-
-
-def test_what_sub_workflows_leave_is_retired_at_once_if_nobody_ever_finds_it(coordinator: Coordinator) -> None:
-    announce(coordinator, "w1", {"planner": 1})
-    classes = []
-    for number in range(8):
-        name, tail = f"w1/worker-{number}", FakeNode()
-        announce(coordinator, name, {"worker": 0})
-        coordinator.tag(replace(claim(name, "worker"), program_id="w1"), [(tail, 96)], fixed_tokens=64)
-        retire(coordinator, name)
-        classes.append(class_of(coordinator, tail))
-    assert classes == [EvictionClass.UNCLAIMED] * 7 + [EvictionClass.RETIRED]
-
-
-def test_a_program_that_is_not_known_keeps_nothing_of_its_sub_workflows(coordinator: Coordinator) -> None:
-    tail = FakeNode()
-    announce(coordinator, "w1/worker", {"worker": 0})
-    coordinator.tag(replace(claim("w1/worker", "worker"), program_id="w1"), [(tail, 96)], fixed_tokens=64)
-    retire(coordinator, "w1/worker")
-    assert class_of(coordinator, tail) is EvictionClass.RETIRED
 
 
 def test_a_fixed_prompt_that_depends_on_its_workflow_is_retired_with_it(coordinator: Coordinator) -> None:

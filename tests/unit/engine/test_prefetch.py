@@ -335,24 +335,6 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     assert table.prefetcher.asked(table.fixed["b"], table.room(), table.device) is None, "all else is needed sooner"
 
 
-@pytest.mark.parametrize("running", [1, 3])
-def test_waiting_for_room_is_worth_what_the_load_would_cost_those_that_run(table: Table, running: int) -> None:
-    """100 tokens take 0.1 s, for which a batch with the load would hold up all of them."""
-    table.evict("a")
-    node = table.fixed["a"]
-    table.time(10.0 + 0.09 * running)
-    assert table.prefetcher.worth_waiting(node, 10.0, running)
-    table.time(10.0 + 0.11 * running)
-    assert not table.prefetcher.worth_waiting(node, 10.0, running)
-
-
-def test_waiting_is_worth_nothing_when_nobody_runs_or_nothing_is_missing(table: Table) -> None:
-    node = table.fixed["a"]
-    assert not table.prefetcher.worth_waiting(node, 10.0, 5)
-    table.evict("a")
-    assert not table.prefetcher.worth_waiting(node, 10.0, 0)
-
-
 @pytest.mark.parametrize(("running", "loads"), [(0, True), (1, True), (2, False)])
 def test_what_requests_that_run_need_meanwhile_is_left_to_them(running: int, loads: bool) -> None:
     """100 tokens take 0.1 s, or 13 steps of 8 ms, in which a request fills a page of 16 and 13 more at most."""
