@@ -20,7 +20,7 @@ from kvflow.engine.locate import Located
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Load, Prefetcher
 from kvflow.engine.programs import Programs
-from kvflow.engine.room import DeviceView, Room
+from kvflow.engine.room import DeviceView, Room, unlocked_tokens
 
 __all__ = [
     "FREE_CHOICE",
@@ -55,4 +55,5 @@ __all__ = [
     "digests",
     "rest_tokens",
     "unit_tokens",
+    "unlocked_tokens",
 ]

@@ -15,7 +15,7 @@ from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
-from kvflow.engine.room import DeviceView, Room, fitting, unlocked_tokens_above
+from kvflow.engine.room import DeviceView, Room, fitting, unlocked_tokens
 from kvflow.policy.prefetch import PrefetchPace
 
 _PAUSE_S = 0.1
@@ -25,8 +25,6 @@ _ANNOUNCED_S = 0.1
 _MAX_ORDERS = 256
 _MAX_ORDERS_OF_ONE = 64
 """So many of them for one tenant."""
-_LEAST_STEP_S = 1e-3
-"""No decode step is taken to be shorter."""
 
 
 @dataclass(slots=True, eq=False)
@@ -237,22 +235,17 @@ class Prefetcher:
 
     def _with_room(self, load: Load, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """As much of a load, from the top, as there is room for; without any nothing is tried for a moment."""
-        if load.tokens + self._growth_tokens(load.tokens, room) <= room.free_tokens:
+        if load.tokens + room.growth_tokens(self.pace.costs.load_steps(load.tokens)) <= room.free_tokens:
             return load
         device = view()
         nodes = load.nodes[: fitting(self._coordinator, load.nodes, room.free_tokens, device)]
         tokens = sum(len(node.key) for node in nodes)
         if nodes and tokens >= self._least_tokens:
-            left_tokens = room.free_tokens + room.evictable_tokens - tokens - unlocked_tokens_above(nodes[0], device)
-            if self._growth_tokens(tokens, room) <= left_tokens:
+            held_tokens = tokens + unlocked_tokens(nodes[0].parent, device.locked)
+            if room.may_lock(held_tokens, self.pace.costs.load_steps(tokens)):
                 return Load(nodes, tokens, asked=load.asked)
         self._resume_s = self._coordinator.claims.clock.now_s + _PAUSE_S  # what is needed later is worth less
         return None
-
-    def _growth_tokens(self, tokens: int, room: Room) -> int:
-        """What requests that run may need while so much is being loaded."""
-        costs = self.pace.costs
-        return room.growth_tokens(costs.load_s(tokens) / max(costs.decode_step_s, _LEAST_STEP_S))
 
     def _missing(self, node: Node | None) -> list[Node]:
         """What of a context is on the host only, deepest first."""

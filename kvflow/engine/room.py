@@ -22,17 +22,23 @@ class Room:
         free_tokens: what nothing has to leave for.
         evictable_tokens: what could leave.
         running: requests that grow by a token with every decode step.
-        page_tokens: by which they grow.
+        promised_tokens: what a prompt that is computed in parts has yet to take; it goes on whatever there is left.
+        page_tokens: by which requests grow.
     """
 
     free_tokens: int
     evictable_tokens: int = 0
     running: int = 0
+    promised_tokens: int = 0
     page_tokens: int = 1
 
     def growth_tokens(self, steps: float) -> int:
-        """What requests that run may take in so many decode steps: a page more than they fill, each."""
-        return self.running * (ceil(steps) + self.page_tokens)
+        """What requests may take in so many decode steps: those that run a page more than they fill, each."""
+        return self.running * (ceil(steps) + self.page_tokens) + self.promised_tokens
+
+    def may_lock(self, tokens: int, steps: float) -> bool:
+        """Whether so much of what could leave may be held for so many decode steps."""
+        return self.growth_tokens(steps) <= self.free_tokens + self.evictable_tokens - tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +98,13 @@ def _fit(
     return True
 
 
-def unlocked_tokens_above(node: Node, device: DeviceView) -> int:
-    """What could leave now, and cannot while the node is being loaded: what it hangs below."""
+def unlocked_tokens(node: Node | None, locked: Callable[[Any], bool]) -> int:
+    """What could leave now, and cannot while a node is held: itself, and what it hangs below."""
     tokens = 0
-    while node.parent is not None and node.parent.parent is not None:
-        node = node.parent
-        if not device.locked(node):
+    while node is not None and node.parent is not None:
+        if not locked(node):
             tokens += len(node.key)
+        node = node.parent
     return tokens
 
 

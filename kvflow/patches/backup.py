@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvflow.engine import BackupPlanner
+from kvflow.engine import BackupPlanner, Room, unlocked_tokens
 from kvflow.patches.guard import Guard
 
 if TYPE_CHECKING:
@@ -25,22 +26,32 @@ class Backups:
         self.planner = BackupPlanner(cache.coordinator, cache.token_to_kv_pool_allocator.size_full)
         self._guard = Guard("backup")
 
-    def begin(self) -> None:
-        """Begin the next copy, if there is one."""
+    def begin(self, room: Callable[[], Room]) -> None:
+        """Begin the next copy, if there is one, and what it holds meanwhile can be spared.
+
+        Args:
+            room: on the device.
+        """
         controller: Any = self._cache.cache_controller
         if controller is not None and controller.write_policy != "write_through":
-            self._guard.run(self._begin, default=None)
+            self._guard.run(self._begin, room, default=None)
 
-    def _begin(self) -> None:
+    def _begin(self, room: Callable[[], Room]) -> None:
         cache = self._cache
         node: Any = self.planner.next(_under_way)
         if node is None:
             return
-        action = cache.tree_core.build_backup_kv_action(node.id)
-        if cache._execute_and_commit_kv_backup(action):
+        steps = cache.coordinator.costs.load_steps(len(node.key))
+        spared = room().may_lock(unlocked_tokens(node, locked), steps)
+        if spared and cache._execute_and_commit_kv_backup(cache.tree_core.build_backup_kv_action(node.id)):
             cache.accounting.counters.backups += 1
         else:
             self.planner.refused()
+
+
+def locked(node: Any) -> bool:
+    """Whether requests or transfers hold a node on the device."""
+    return any(data.lock_ref > 0 for data in node.component_data)
 
 
 def _under_way(node: Any) -> bool:

@@ -26,7 +26,8 @@ def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
             gate.release(self, held)
     if prefetch is not None:
         prefetch.join(result[0])
-        prefetch.begin(sum(len(batch.reqs) for batch in result if batch is not None))
+        running = sum(len(batch.reqs) for batch in result if batch is not None)
+        prefetch.begin(running, self.chunked_req)
     batch = result[0]
     if batch is not None and batch.hicache_consumer_index >= 0:
         stall.begins(batch.reqs)

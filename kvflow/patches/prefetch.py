@@ -7,6 +7,7 @@ still coming are passed over while others can run, and a batch that takes one ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from kvflow.engine import DeviceView, Load, Prefetcher, Room, Tier
-from kvflow.patches.backup import Backups
+from kvflow.patches.backup import Backups, locked
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
 from kvflow.patches.storage import StorageFetch
@@ -100,16 +101,21 @@ class Prefetch:
             self._load = None
             self.planner.ended(load)
 
-    def begin(self, running: int) -> None:
+    def begin(self, running: int, chunked: Any) -> None:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself.
 
         Args:
             running: requests that run, those of a new batch among them.
+            chunked: the one of which a chunk is computed, and others are to follow; None without one.
         """
+
+        def room() -> Room:
+            return self._room(running, chunked)
+
         self._storage.begin()
-        self.backups.begin()
+        self.backups.begin(room)
         if self._load is None and not self._link_is_taken():
-            self._guard.run(self._begin, running, default=None)
+            self._guard.run(self._begin, room, default=None)
         self._asking = None
 
     def passes_over(self, req: Any, *, busy: bool) -> bool:
@@ -197,28 +203,34 @@ class Prefetch:
         controller: Any = self._cache.cache_controller
         return controller is None or bool(controller.load_queue or controller.ack_load_queue)
 
-    def _choose(self, running: int) -> Load | None:
-        cache, req = self._cache, self._asking
-        self._asking = None
-        if req is None and self.planner.settled:  # as in most decoding steps; to ask for the room takes longer
-            return None
-        room = Room(
+    def _room(self, running: int, chunked: Any) -> Room:
+        cache, promised_tokens = self._cache, 0
+        if chunked is not None:  # SGLang has looked for room once, when it began
+            promised_tokens = max(0, len(chunked.full_untruncated_fill_ids) - chunked.extend_end)
+        return Room(
             free_tokens=cache._component_available_size(ComponentType.FULL),
             evictable_tokens=cache.full_evictable_size(),
             running=running,
+            promised_tokens=promised_tokens,
             page_tokens=cache.page_size,
         )
+
+    def _choose(self, room: Callable[[], Room]) -> Load | None:
+        req, self._asking = self._asking, None
+        if req is None and self.planner.settled:  # as in most decoding steps; to ask for the room takes longer
+            return None
+        there = room()
         if req is not None:
             req._kvflow_asked = True
-            node: Any = cache.tree_core.node_by_id(req.best_match_node)
-            chosen = self.planner.asked(node, room, self._device)
+            node: Any = self._cache.tree_core.node_by_id(req.best_match_node)
+            chosen = self.planner.asked(node, there, self._device)
             if chosen is not None:
                 return chosen
-        return self.planner.next(room, self._device)
+        return self.planner.next(there, self._device)
 
-    def _begin(self, running: int) -> None:
+    def _begin(self, room: Callable[[], Room]) -> None:
         cache = self._cache
-        chosen = self._choose(running)
+        chosen = self._choose(room)
         if chosen is None:
             return
         if not cache.load_back(chosen.anchor.id):
@@ -232,8 +244,4 @@ class Prefetch:
 
     def _device(self) -> DeviceView:
         core = self._cache.tree_core
-        return DeviceView(leaves=core.candidates(), locked=_locked, own_order=core.own_order)
-
-
-def _locked(node: Any) -> bool:
-    return any(data.lock_ref > 0 for data in node.component_data)
+        return DeviceView(leaves=core.candidates(), locked=locked, own_order=core.own_order)

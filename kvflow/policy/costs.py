@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+_LEAST_STEP_S = 1e-3
+"""No decode step is taken to be shorter."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ServingCosts:
@@ -40,6 +43,10 @@ class ServingCosts:
     def load_s(self, tokens: float) -> float:
         """Seconds to load tokens from host to device."""
         return tokens * self.load_token_s
+
+    def load_steps(self, tokens: float) -> float:
+        """Decode steps, the shortest there are, that are made while tokens are loaded."""
+        return self.load_s(tokens) / max(self.decode_step_s, _LEAST_STEP_S)
 
     def of_storage(self) -> ServingCosts:
         """The same machine, with storage in the host's place."""

@@ -51,7 +51,7 @@ class Table:
         self.root = Node()
         self.fixed = {agent: Node(100, self.root) for agent in "abcdef"}
         self.free_tokens = 0
-        self.running = 0
+        self.running = self.promised_tokens = 0
         for agent, node in self.fixed.items():
             self.say("before", **{agent: 0.1})
             self.coordinator.tag(PromptClaim(workflow_id="before", workflow_type="t", agent=agent), [(node, 100)], 100)
@@ -82,7 +82,11 @@ class Table:
         nodes = [node for top in self.root.children.values() for node in (top, *top.children.values())]
         evictable_tokens = sum(node.tokens for node in nodes if not (node.evicted or node.locked))
         return Room(
-            free_tokens=self.free_tokens, evictable_tokens=evictable_tokens, running=self.running, page_tokens=16
+            free_tokens=self.free_tokens,
+            evictable_tokens=evictable_tokens,
+            running=self.running,
+            promised_tokens=self.promised_tokens,
+            page_tokens=16,
         )
 
     def next(self) -> Load | None:
@@ -343,6 +347,17 @@ def test_what_requests_that_run_need_meanwhile_is_left_to_them(running: int, loa
     for agent in "bcdef":
         table.fixed[agent].locked = True
     table.free_tokens, table.running = 140, running
+    table.say("w", a=0.2)
+    assert (table.next() is not None) == loads
+
+
+@pytest.mark.parametrize(("promised_tokens", "loads"), [(40, True), (41, False)])
+def test_what_a_prompt_computed_in_parts_has_yet_to_take_is_left_to_it(promised_tokens: int, loads: bool) -> None:
+    table = Table()
+    table.evict("a")
+    for agent in "bcdef":
+        table.fixed[agent].locked = True
+    table.free_tokens, table.promised_tokens = 140, promised_tokens
     table.say("w", a=0.2)
     assert (table.next() is not None) == loads
 
