@@ -52,6 +52,19 @@ class ProgramView:
         return (self.held_s + typical_s) / (self.served_s + typical_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What programs may take.
+
+    Attributes:
+        room_tokens: of contexts: all if they fit, else what the device holds, or more that take turns.
+        all_fit: the device holds the contexts of all programs.
+    """
+
+    room_tokens: int
+    all_fit: bool
+
+
 class ProgramAdmission:
     """Keeps the programs that run to those whose contexts fit together, and to more where that pays.
 
@@ -84,16 +97,13 @@ class ProgramAdmission:
     def __init__(self, costs: ServingCosts) -> None:
         self._costs = costs
 
-    def admit(self, programs: Sequence[ProgramView], memory: AdmissionMemory, step: Step) -> int:
+    def admit(self, programs: Sequence[ProgramView], memory: AdmissionMemory, step: Step) -> Places:
         """Settle ``admitted`` of every program. Cost: O(programs log programs).
 
         Args:
             programs: by arrival, the oldest first.
             memory: what there is.
             step: what their steps are like.
-
-        Returns:
-            Tokens of contexts there is room for: all if they fit, else what the device holds, or more that take turns.
         """
         tokens = _Room(programs).taken_tokens
         share = best_share(len(programs), tokens, memory, step, self._costs)
@@ -118,7 +128,7 @@ class ProgramAdmission:
                 continue
             program.admitted = at_work = True
             room.take(program)
-        return room_tokens
+        return Places(room_tokens=room_tokens, all_fit=tokens <= memory.device_tokens)
 
     def need_s(self, tokens: int, found_tokens: int, *, loads: bool) -> float:
         """Seconds of the server that a prompt needs until it generates.

@@ -44,6 +44,14 @@ def test_requests_of_programs_that_do_not_fit_wait() -> None:
     assert table.programs.held == 1
 
 
+def test_short_requests_overtake_long_ones_only_where_not_all_programs_fit() -> None:
+    table = Table()
+    long, short = table.ask("a"), table.ask("b", 1000)
+    assert table.allowed(long, short) == ["a", "b"]
+    table.ask("c", 80_000)
+    assert table.allowed("a", "b", "c") == ["b", "a"]
+
+
 def test_there_is_something_to_decide_while_anybody_waits_or_is_put_off() -> None:
     table = Table()
     assert table.programs.at_rest
