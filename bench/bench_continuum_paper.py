@@ -22,7 +22,7 @@ OPTIONS: dict[str, dict[str, str | int | float]] = {
     # As many contexts of 40,000 tokens as 33 % and 67 % of fit an H200 and 100 GB of host memory: docs/gpu.md.
     "gpu": {"programs": 24, "max-gap": 120, "rounds": 1, "page-tokens": 64},
 }
-ARMS = ("lru", "no-host", "kvflow-ttl", "kvflow", "kvflow-admission")
+ARMS = ("lru", "no-host", "kvflow-ttl", "kvflow-fcfs", "kvflow")
 
 
 def preset(options: Namespace, rate: float, *, alone: bool) -> Preset:

@@ -61,7 +61,8 @@ def workload(seed: int) -> list[Program]:
 
 def start(model: Path, folder: Path, policy: str, costs: Profile) -> Any:
     """A server that evicts by a policy, with the costs the simulated one has."""
-    flags = ["--enable-kvflow", "--kvflow-policy", policy, "--enable-hierarchical-cache"]
+    flags = ["--enable-kvflow", "--kvflow-policy", policy, "--kvflow-admission", "fcfs"]
+    flags += ["--enable-hierarchical-cache"]
     flags += ["--hicache-ratio", str(HOST_RATIO), "--hicache-write-policy", "write_through", "--sleep-on-idle"]
     flags += ["--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS)]
     flags += ["--max-running-requests", str(MAX_RUNNING)]

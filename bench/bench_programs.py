@@ -3,7 +3,7 @@
 All programs run at once, on a device for a third of their contexts and a host tier for another two thirds, over a link
 slowed down until loading 2048 tokens takes as long as decoding 32 (the ratio of KVFlow's single-GPU set-up), alone or
 with --at-once of them: a batch takes this engine longer than one sequence, a GPU hardly longer. Arms:
-SGLang's hierarchical cache with its own orders of requests, kvflow's eviction and prefetch, and both with admission;
+SGLang's hierarchical cache with its own orders of requests, kvflow without admission, and with it;
 and SGLang on a device that holds all contexts, which shows how much there is to gain.
 Each arm has a fresh server in every round, and rounds take the arms in turns.
 
@@ -67,8 +67,8 @@ class Arm:
 ARMS = (
     Arm(name="sglang, fcfs", flags=("--schedule-policy", "fcfs"), hints=False),
     Arm(name="sglang, lpm", flags=("--schedule-policy", "lpm"), hints=False),
+    Arm(name="kvflow, fcfs", flags=("--enable-kvflow", "--kvflow-admission", "fcfs")),
     Arm(name="kvflow", flags=("--enable-kvflow",)),
-    Arm(name="kvflow, admission", flags=("--enable-kvflow", "--kvflow-admission", "workflow")),
     Arm(name="sglang, fits all", flags=("--schedule-policy", "fcfs"), hints=False, fits_all=True),
 )
 

@@ -43,7 +43,7 @@ FLAGS = (
     "--max-running-requests", "8", "--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO),
     "--hicache-write-policy", "write_through_selective", "--hicache-storage-backend", "file",
 )  # fmt: skip
-KVFLOW_FLAGS = ("--enable-kvflow", "--kvflow-admission", "workflow")
+KVFLOW_FLAGS = ("--enable-kvflow",)
 CANCELLED, DYING, LYING, UNHINTED, COMMANDING = 0.06, 0.02, 0.15, 0.1, 0.1
 """Shares: requests cancelled, clients that vanish after a call, wrong facts, requests without any, requests with
 a command on their prompt; as often commands follow an answer."""

@@ -31,10 +31,10 @@ ALL_ARMS = (
     "session",
     "lpm",
     "kvflow",
+    "kvflow-fcfs",
     "kvflow-steps",
     "kvflow-ttl",
     "kvflow-no-prefetch",
-    "kvflow-admission",
     "kvflow-infer",
 )
 FAST_LINK = "1.4e9"

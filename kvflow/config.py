@@ -66,9 +66,9 @@ class Guard(_Section):
 class Admission(_Section):
     """Whose requests run."""
 
-    mode: Literal["fcfs", "workflow"] = "fcfs"
-    """``fcfs`` leaves it to SGLang. ``workflow`` runs the programs whose contexts fit together, where that pays, and
-    lets the others wait between two requests; requests without hints are never held."""
+    mode: Literal["fcfs", "workflow"] = "workflow"
+    """``workflow`` runs the programs whose contexts fit together, where that pays, and lets the others wait between two
+    requests; requests without hints are never held. ``fcfs`` leaves it to SGLang."""
 
 
 class Prefetch(_Section):

@@ -34,10 +34,10 @@ def declare(result: None, parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--kvflow-admission",
-        choices=("fcfs", "workflow"),
+        choices=("workflow", "fcfs"),
         default=None,
-        help="Whose requests run: everyone's, in SGLang's own order (default: fcfs), or those of the programs whose "
-        "contexts fit together, where that pays.",
+        help="Whose requests run: those of the programs whose contexts fit together, where that pays (default: "
+        "workflow), or everyone's, in SGLang's own order.",
     )
     group.add_argument(
         "--kvflow-infer",

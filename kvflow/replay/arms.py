@@ -43,6 +43,7 @@ def _kvflow(name: str, *flags: str, hints: bool = True, **env: str) -> Arm:
 
 _TLRU = '{"threshold": 8192, "next_prompt_estimate": 1024}'
 """Tokens that may be computed in time, and tokens of a next prompt; those of kvflow's own ``tlru``."""
+_FCFS = ("--kvflow-admission", "fcfs")
 OURS = ("--host", "--port", "--api-key")
 PRESETS = {
     arm.name: arm
@@ -54,10 +55,10 @@ PRESETS = {
         Arm(name="session", flags=("--enable-session-radix-cache",), sessions=True),
         Arm(name="lpm", flags=("--schedule-policy", "lpm")),
         _kvflow("kvflow"),
-        _kvflow("kvflow-steps", "--kvflow-policy", "steps"),
-        _kvflow("kvflow-ttl", "--kvflow-policy", "ttl"),
+        _kvflow("kvflow-fcfs", *_FCFS),
+        _kvflow("kvflow-steps", *_FCFS, "--kvflow-policy", "steps"),
+        _kvflow("kvflow-ttl", *_FCFS, "--kvflow-policy", "ttl"),
         _kvflow("kvflow-no-prefetch", KVFLOW_PREFETCH__ENABLED="false"),
-        _kvflow("kvflow-admission", "--kvflow-admission", "workflow"),
         _kvflow("kvflow-infer", "--kvflow-infer", hints=False),
         _kvflow("kvflow-silent", hints=False),
     )

@@ -23,7 +23,7 @@ SLOW_PREFILL |= {"KVFLOW_COSTS__LEARN_LOADS": "0"}
 
 @pytest.fixture(scope="module")
 def gated(start: Callable[..., Any]) -> Iterator[Server]:
-    flags = ("--enable-kvflow", "--kvflow-admission", "workflow", "--max-total-tokens", str(DEVICE_TOKENS))
+    flags = ("--enable-kvflow", "--max-total-tokens", str(DEVICE_TOKENS))
     with start(*flags, "--grammar-backend", "xgrammar", *HOST_TIER, env=SLOW_PREFILL) as server:
         yield server
 
