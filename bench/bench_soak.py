@@ -37,9 +37,11 @@ from kvflow.patches.cpu.model import build_model
 
 PAGE_TOKENS, DEVICE_TOKENS, HOST_RATIO, LINK_BYTES_S = 16, 6144, 1.5, 2e7
 PROGRAMS, AGENTS, TURNS, OUTPUT_TOKENS = 48, 5, (2, 6), 8
+LONG, LONG_TOKENS = 0.05, (2000, 3000)
+"""Share of turns that bring a long text, half of the device, which is computed in many chunks."""
 POLICIES = ("cost", "cost", "cost", "lru", "steps", "ttl", "saga")
 FLAGS = (
-    "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS), "--chunked-prefill-size", "512",
+    "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS), "--chunked-prefill-size", "256",
     "--max-running-requests", "8", "--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO),
     "--hicache-write-policy", "write_through_selective", "--hicache-storage-backend", "file",
 )  # fmt: skip
@@ -85,10 +87,15 @@ def scripts(seed: int) -> tuple[dict[str, list[int]], list[Script]]:
         return [rng.randrange(32, 127) for _ in range(rng.randint(least, most))]
 
     fixed = {f"agent{number}": words(64, 480) for number in range(AGENTS)}
-    made = [
-        Script(f"program{number}", [(rng.choice(sorted(fixed)), words(8, 160)) for _ in range(rng.randint(*TURNS))])
-        for number in range(PROGRAMS)
-    ]
+
+    def turn(long: bool) -> tuple[str, list[int]]:
+        return rng.choice(sorted(fixed)), words(*(LONG_TOKENS if long else (8, 160)))
+
+    made = []
+    for number in range(PROGRAMS):
+        turns = rng.randint(*TURNS)
+        long = rng.randrange(turns) if rng.random() < LONG * turns else None
+        made.append(Script(f"program{number}", [turn(index == long) for index in range(turns)]))
     return fixed, made
 
 
