@@ -29,13 +29,15 @@ class Gate:
         )
         self._cache = cache
         self._queued: dict[str, int] = {}
-        self._failed = False
+        self._failed = self._idle = False
         self._guard = Guard("admission")
 
     def hold(self, scheduler: Any) -> list[Any]:
         """Put the requests that may run in their order, and take the others out of the queue and return them."""
         queue: list[Any] = scheduler.waiting_queue
-        if not queue and not self._queued and self.programs.at_rest:  # most passes decode
+        self._idle = self.programs.at_rest and self._guard.run(_without_claims, queue, default=False)
+        if self._idle:  # most passes decode, or nobody has hints
+            self._queued = {}
             return []
         allowed = self._guard.run(self._allowed, queue, default=None)
         self._failed = allowed is None
@@ -47,6 +49,8 @@ class Gate:
 
     def release(self, scheduler: Any, held: list[Any]) -> None:
         """Put them back where they were; what has left the queue has started."""
+        if self._idle:
+            return
         if not self._failed:
             queued, last = self._queued, len(self._queued)
             queue = [*held, *scheduler.waiting_queue]
@@ -85,3 +89,7 @@ class Gate:
     def _memory(self) -> AdmissionMemory:
         memory = self._cache.watch.memory()
         return AdmissionMemory(device_tokens=memory.device_tokens, host_tokens=memory.host_tokens)
+
+
+def _without_claims(queue: list[Any]) -> bool:
+    return not any(map(claim_of, queue))

@@ -1,0 +1,67 @@
+"""Which requests a scheduler sees while it forms a batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvflow.engine import Coordinator, PromptClaim
+from kvflow.patches.admission import Gate
+from kvflow.policy import AdmissionMemory
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """Of a device for two contexts of 40,000 tokens."""
+    watch = SimpleNamespace(memory=lambda: AdmissionMemory(device_tokens=100_000), digest=lambda req, tokens: None)
+    return Gate(cast("Any", SimpleNamespace(coordinator=Coordinator("cost"), journal=None, watch=watch)))
+
+
+def request(name: str, workflow: str | None = None) -> SimpleNamespace:
+    claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a") if workflow else None
+    return SimpleNamespace(
+        rid=name, _kvflow_claim=claim, origin_input_ids=[0] * 40_000, output_ids=[0], finished=lambda: True
+    )
+
+
+def seen(gate: Gate, scheduler: SimpleNamespace, *, starts: int = 0) -> list[str]:
+    """What a pass sees, of which the first few start."""
+    held = gate.hold(scheduler)
+    there = [req.rid for req in scheduler.waiting_queue]
+    del scheduler.waiting_queue[:starts]
+    gate.release(scheduler, held)
+    return there
+
+
+def test_a_queue_without_hints_is_not_touched(gate: Gate) -> None:
+    queue = [request("x"), request("y")]
+    scheduler = SimpleNamespace(waiting_queue=queue)
+    assert seen(gate, scheduler) == ["x", "y"]
+    assert scheduler.waiting_queue is queue
+    assert gate.late(request("z", "w"))
+    assert not gate.late(request("z"))
+
+
+def test_who_does_not_fit_is_out_of_sight_and_stays_in_its_place(gate: Gate) -> None:
+    requests = [request("x"), *(request(name, name) for name in "abc")]
+    scheduler = SimpleNamespace(waiting_queue=requests)
+    assert seen(gate, scheduler, starts=3) == ["x", "a", "b"]
+    assert [req.rid for req in scheduler.waiting_queue] == ["c"]
+    scheduler.waiting_queue += [request("y")]
+    assert seen(gate, scheduler) == ["y"]
+    assert [req.rid for req in scheduler.waiting_queue] == ["c", "y"]
+    for started in requests[1:3]:
+        gate.left(started)
+    assert seen(gate, scheduler, starts=2) == ["c", "y"]
+    gate.left(requests[3])
+    assert gate.programs.at_rest
+
+
+def test_who_gave_up_while_held_is_forgotten(gate: Gate) -> None:
+    scheduler = SimpleNamespace(waiting_queue=[request(name, name) for name in "abc"])
+    seen(gate, scheduler, starts=2)
+    scheduler.waiting_queue = []
+    assert seen(gate, scheduler) == []
+    assert list(gate.programs.waiting()) == []
