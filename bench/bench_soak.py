@@ -38,7 +38,8 @@ from kvflow.patches.cpu.model import build_model
 PAGE_TOKENS, DEVICE_TOKENS, HOST_RATIO, LINK_BYTES_S = 16, 6144, 1.5, 2e7
 PROGRAMS, AGENTS, TURNS, OUTPUT_TOKENS = 48, 5, (2, 6), 8
 LONG, LONG_TOKENS = 0.05, (2000, 3000)
-"""Share of turns that bring a long text, half of the device, which is computed in many chunks."""
+"""Share of turns that bring a long text, half of the device, computed in many chunks; no more than one a program, since
+its context has to fit."""
 POLICIES = ("cost", "cost", "cost", "lru", "steps", "ttl", "saga")
 FLAGS = (
     "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS), "--chunked-prefill-size", "256",
