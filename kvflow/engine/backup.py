@@ -67,7 +67,7 @@ class BackupPlanner:
         return None
 
     def refused(self) -> None:
-        """The host had no room for what was chosen: wait until something changes."""
+        """The host had no room for what was chosen, or the device none to hold it: wait until something changes."""
         self._decided = self._coordinator.claims.clock.version
 
     def _lacks(self, node: Node) -> bool:

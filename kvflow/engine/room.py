@@ -22,7 +22,7 @@ class Room:
         free_tokens: what nothing has to leave for.
         evictable_tokens: what could leave.
         running: requests that grow by a token with every decode step.
-        promised_tokens: what a prompt that is computed in parts has yet to take; it goes on whatever there is left.
+        promised_tokens: what a prompt that is computed in chunks has yet to take; it goes on whatever there is left.
         page_tokens: by which requests grow.
     """
 
@@ -37,7 +37,7 @@ class Room:
         return self.running * (ceil(steps) + self.page_tokens) + self.promised_tokens
 
     def may_lock(self, tokens: int, steps: float) -> bool:
-        """Whether so much of what could leave may be held for so many decode steps."""
+        """Whether so many tokens that could leave may be held for so many decode steps."""
         return self.growth_tokens(steps) <= self.free_tokens + self.evictable_tokens - tokens
 
 

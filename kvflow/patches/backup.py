@@ -26,23 +26,23 @@ class Backups:
         self.planner = BackupPlanner(cache.coordinator, cache.token_to_kv_pool_allocator.size_full)
         self._guard = Guard("backup")
 
-    def begin(self, room: Callable[[], Room]) -> None:
+    def begin(self, look: Callable[[], Room]) -> None:
         """Begin the next copy, if there is one, and what it holds meanwhile can be spared.
 
         Args:
-            room: on the device.
+            look: says what room there is on the device.
         """
         controller: Any = self._cache.cache_controller
         if controller is not None and controller.write_policy != "write_through":
-            self._guard.run(self._begin, room, default=None)
+            self._guard.run(self._begin, look, default=None)
 
-    def _begin(self, room: Callable[[], Room]) -> None:
+    def _begin(self, look: Callable[[], Room]) -> None:
         cache = self._cache
         node: Any = self.planner.next(_under_way)
         if node is None:
             return
-        steps = cache.coordinator.costs.load_steps(len(node.key))
-        spared = room().may_lock(unlocked_tokens(node, locked), steps)
+        held_tokens = unlocked_tokens(node, locked)
+        spared = look().may_lock(held_tokens, cache.coordinator.costs.load_steps(held_tokens))
         if spared and cache._execute_and_commit_kv_backup(cache.tree_core.build_backup_kv_action(node.id)):
             cache.accounting.counters.backups += 1
         else:

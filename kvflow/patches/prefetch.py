@@ -8,7 +8,7 @@ still coming are passed over while others can run, and a batch that takes one ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult
@@ -106,16 +106,13 @@ class Prefetch:
 
         Args:
             running: requests that run, those of a new batch among them.
-            chunked: the one of which a chunk is computed, and others are to follow; None without one.
+            chunked: the request whose prompt is being computed in chunks, if there is one.
         """
-
-        def room() -> Room:
-            return self._room(running, chunked)
-
+        look = partial(self._room, running, chunked)
         self._storage.begin()
-        self.backups.begin(room)
+        self.backups.begin(look)
         if self._load is None and not self._link_is_taken():
-            self._guard.run(self._begin, room, default=None)
+            self._guard.run(self._begin, look, default=None)
         self._asking = None
 
     def passes_over(self, req: Any, *, busy: bool) -> bool:
@@ -215,22 +212,22 @@ class Prefetch:
             page_tokens=cache.page_size,
         )
 
-    def _choose(self, room: Callable[[], Room]) -> Load | None:
+    def _choose(self, look: Callable[[], Room]) -> Load | None:
         req, self._asking = self._asking, None
         if req is None and self.planner.settled:  # as in most decoding steps; to ask for the room takes longer
             return None
-        there = room()
+        room = look()
         if req is not None:
             req._kvflow_asked = True
             node: Any = self._cache.tree_core.node_by_id(req.best_match_node)
-            chosen = self.planner.asked(node, there, self._device)
+            chosen = self.planner.asked(node, room, self._device)
             if chosen is not None:
                 return chosen
-        return self.planner.next(there, self._device)
+        return self.planner.next(room, self._device)
 
-    def _begin(self, room: Callable[[], Room]) -> None:
+    def _begin(self, look: Callable[[], Room]) -> None:
         cache = self._cache
-        chosen = self._choose(room)
+        chosen = self._choose(look)
         if chosen is None:
             return
         if not cache.load_back(chosen.anchor.id):

@@ -1,4 +1,4 @@
-"""A prompt that is computed in parts has been promised memory, which nothing done ahead may hold."""
+"""A prompt that is computed in chunks has been promised memory, which nothing done ahead may hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 DEVICE_TOKENS = 2560
 CONTEXT_TOKENS = 250
 LONG_TOKENS = 2400
-"""Fits the device alone, in ten parts."""
+"""Fits the device alone, in ten chunks."""
 COPY_S = 0.7
 """Copying a context takes longer than computing the long prompt, whose own copy takes ten times as long."""
 TARGET = {"kind": "agent", "workflow_id": "w", "agent": "a"}

@@ -339,25 +339,17 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     assert table.prefetcher.asked(table.fixed["b"], table.room(), table.device) is None, "all else is needed sooner"
 
 
-@pytest.mark.parametrize(("running", "loads"), [(0, True), (1, True), (2, False)])
-def test_what_requests_that_run_need_meanwhile_is_left_to_them(running: int, loads: bool) -> None:
+@pytest.mark.parametrize(
+    ("running", "promised_tokens", "loads"),
+    [(0, 0, True), (1, 0, True), (2, 0, False), (0, 40, True), (0, 41, False), (1, 11, True), (1, 12, False)],
+)
+def test_what_requests_need_meanwhile_is_left_to_them(running: int, promised_tokens: int, loads: bool) -> None:
     """100 tokens take 0.1 s, or 13 steps of 8 ms, in which a request fills a page of 16 and 13 more at most."""
     table = Table()
     table.evict("a")
     for agent in "bcdef":
         table.fixed[agent].locked = True
-    table.free_tokens, table.running = 140, running
-    table.say("w", a=0.2)
-    assert (table.next() is not None) == loads
-
-
-@pytest.mark.parametrize(("promised_tokens", "loads"), [(40, True), (41, False)])
-def test_what_a_prompt_computed_in_parts_has_yet_to_take_is_left_to_it(promised_tokens: int, loads: bool) -> None:
-    table = Table()
-    table.evict("a")
-    for agent in "bcdef":
-        table.fixed[agent].locked = True
-    table.free_tokens, table.promised_tokens = 140, promised_tokens
+    table.free_tokens, table.running, table.promised_tokens = 140, running, promised_tokens
     table.say("w", a=0.2)
     assert (table.next() is not None) == loads
 
