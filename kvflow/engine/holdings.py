@@ -12,6 +12,9 @@ from kvflow.engine.roles import FixedPrompt
 from kvflow.engine.typical import TypicalStep
 from kvflow.policy import ProgramView
 
+_TO_BE_USED = 0.5
+"""Likelihood from which on a context's fixed prompt takes room: a program of a type of many agents uses few of them."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -86,7 +89,7 @@ class Holdings:
                     continue
                 left_s = claim.back_s(self._claims.clock)
                 back_s = left_s if back_s is None else min(back_s, left_s)
-                if claim.fixed_prompt.tokens:
+                if claim.fixed_prompt.tokens and claim.likelihood >= _TO_BE_USED:
                     fixed |= claim.fixed_prompt.parts(self._cached)
                 if claim.keeps_tail:
                     held[workflow_id, agent] = claim.tail_tokens * claim.likelihood

@@ -179,12 +179,13 @@ class Programs:
         for name, program in [*self._programs.items()]:
             at_stake = program.requests or program.view.admitted
             if (at_stake or now_s - program.looked_s >= _LOOK_S) and not self._holdings.look(program):
+                self._typical.ended(program.view.served_s)
                 del self._programs[name]
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
         )
         views = [program.view for program in self._programs.values()]
-        places = self._admission.admit(views, planned, self._typical.step)
+        places = self._admission.admit(views, planned, self._typical.step, self._typical.program_s)
         self._all_fit = places.all_fit
         self._follow_holds(places.room_tokens)
 

@@ -1,17 +1,27 @@
-"""What a step of a program is like on this server, learned from those that come."""
+"""What programs and their steps are like on this server, learned from those that come."""
 
 from __future__ import annotations
+
+from math import exp, log
 
 from kvflow.policy import Step
 
 _WEIGHT = 0.02
 """Of the latest step in the averages."""
+_PROGRAM_WEIGHT = 0.1
+_LEAST_S = 0.1
 
 
 class TypicalStep:
-    """Moving averages over steps: of prompts, what is new in them, answers, and pauses between two of a program."""
+    """Moving averages over steps: of prompts, what is new in them, answers, and pauses between two of a program.
+
+    Attributes:
+        program_s: what a program takes from its first request to its end, without the time it is held: a geometric
+            mean, since most are short and a few very long; 0 if none has ended.
+    """
 
     def __init__(self) -> None:
+        self.program_s = 0.0
         self.generated_tokens = 0.0
         self._prompt_tokens = self._new_tokens = self._pause_s = 0.0
 
@@ -44,3 +54,9 @@ class TypicalStep:
     def paused(self, seconds: float) -> None:
         """A program that has a place has asked again."""
         self._pause_s += _WEIGHT * (seconds - self._pause_s)
+
+    def ended(self, served_s: float) -> None:
+        """A program has ended that has taken so long."""
+        served_s = max(_LEAST_S, served_s)
+        last_s = self.program_s or served_s
+        self.program_s = exp(log(last_s) + _PROGRAM_WEIGHT * log(served_s / last_s))

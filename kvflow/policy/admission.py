@@ -12,11 +12,12 @@ from kvflow.policy.throughput import AdmissionMemory, Step, best_share
 _PATIENCE = 4.0
 """Mean waits for tools are made of many short ones and a few very long ones: most programs return much sooner."""
 
-
-_OVERDUE = 6.0
+_OVERDUE = 2.5
 """Response ratio up to which a program that does not fit lets others go before it."""
-_GROWTH = 0.1
-"""Share of the device left free when a program is let in: contexts grow, and a place taken away costs a load."""
+_GROWTH = 0.07
+"""Share of the room left free when a program is let in: contexts grow, and a place taken away costs a load."""
+_LANE = 0.15
+"""Share of the room that is found for small programs that are overdue, beyond it."""
 _MOST_SHARED = 0.7
 """Share of the room that fixed prompts take at most when it is too small for them and the contexts behind them."""
 
@@ -79,10 +80,11 @@ class ProgramAdmission:
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
-    now, others may go before it until it has waited five times as long as it has run. Of several tenants, the one whose
-    programs hold least goes first. When contexts outgrow the room the largest one that no request computes with gives
-    up its place, the youngest's of equal ones, and one that has waited so long last: so few have to. The device never
-    idles while somebody waits.
+    now, others may go before it until it is overdue: until it has waited two and a half times as long as it has run, a
+    typical program's time added to both. Then nobody else is let in before it, and it is itself, beyond the room, if it
+    is small. Of several tenants, the one whose programs hold least goes first. When contexts outgrow the room the
+    largest one that no request computes with gives up its place, the youngest's of equal ones, and an overdue one last:
+    so few have to. The device never idles while somebody waits.
 
     *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
     fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. Where
@@ -97,13 +99,16 @@ class ProgramAdmission:
     def __init__(self, costs: ServingCosts) -> None:
         self._costs = costs
 
-    def admit(self, programs: Sequence[ProgramView], memory: AdmissionMemory, step: Step) -> Places:
+    def admit(
+        self, programs: Sequence[ProgramView], memory: AdmissionMemory, step: Step, program_s: float = 0.0
+    ) -> Places:
         """Settle ``admitted`` of every program. Cost: O(programs log programs).
 
         Args:
             programs: by arrival, the oldest first.
             memory: what there is.
             step: what their steps are like.
+            program_s: what a program takes from its first request to its end; 0 if that is not known.
         """
         tokens = _Room(programs).taken_tokens
         share = best_share(len(programs), tokens, memory, step, self._costs)
@@ -115,15 +120,16 @@ class ProgramAdmission:
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
                 program.admitted = self._worth_its_place(program, memory, copied)
-        typical_s = 1.0 + sum(program.served_s for program in programs) / max(1, len(programs))
+        typical_s = 1.0 + (program_s or sum(program.served_s for program in programs) / max(1, len(programs)))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
         room = _Room((program for program in programs if program.admitted), room_tokens)
         self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
         for program in _fairly(waiting, [program for program in programs if program.admitted]):
-            if at_work and not room.has_for(program):
-                if program.response_ratio(typical_s) > _OVERDUE:
+            overdue = program.response_ratio(typical_s) > _OVERDUE
+            if at_work and not room.has_for(program, overdue=overdue):
+                if overdue:
                     break
                 continue
             program.admitted = at_work = True
@@ -186,12 +192,15 @@ class _Room:
         """Whether places have to be taken away."""
         return self._own_tokens + min(self._shared_tokens, self._most_shared) > self._room_tokens
 
-    def has_for(self, program: ProgramView) -> bool:
-        """Whether there is room for one more, and for all of them to grow."""
+    def has_for(self, program: ProgramView, *, overdue: bool) -> bool:
+        """Whether there is room for one more, and for all of them to grow; or, if it is overdue and small, beyond it."""
         new_tokens = self._new_tokens(program)
-        known_tokens = self._shared_tokens if new_tokens else min(self._shared_tokens, self._most_shared)
-        needed_tokens = self._own_tokens + program.live_tokens + known_tokens + new_tokens
-        return needed_tokens <= (1 - _GROWTH) * self._room_tokens
+        brought_tokens = program.live_tokens + new_tokens
+        counted_tokens = min(self._shared_tokens, self._most_shared)
+        if overdue and brought_tokens <= _LANE * self._room_tokens:
+            return self._own_tokens + counted_tokens + brought_tokens <= (1 + _LANE) * self._room_tokens
+        known_tokens = self._shared_tokens if new_tokens else counted_tokens
+        return self._own_tokens + known_tokens + brought_tokens <= (1 - _GROWTH) * self._room_tokens
 
     def take(self, program: ProgramView) -> None:
         """A program is let in."""

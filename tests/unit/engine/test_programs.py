@@ -224,6 +224,47 @@ def test_what_fixed_prompts_begin_with_counts_once_where_the_tree_holds_it() -> 
     assert table.allowed(*keys[1:]) == ["b", "c"], "60,000 and 3,000 tokens"
 
 
+def test_fixed_prompts_that_a_program_will_hardly_use_take_no_room() -> None:
+    def let_in(probability: float) -> list[str]:
+        table = Table()
+        table.ask("a", 50_000)
+        table.allowed("a")
+        table.programs.started("a")
+        table.ask("b", 10_000)
+        claims = (
+            ClaimPrediction(agent="a", steps=0, since_s=0.0),
+            ClaimPrediction(agent="expert", steps=3, probability=probability),
+        )
+        table.coordinator.claims.role("t", "expert").prompt.tokens = 60_000
+        table.coordinator.apply(WorkflowUpdate(workflow_id="b", workflow_type="t", claims=claims))
+        return table.allowed("b")
+
+    assert let_in(0.9) == []
+    assert let_in(0.1) == ["b"]
+
+
+def test_how_long_programs_take_tells_who_is_overdue() -> None:
+    def let_in(took_s: float) -> list[str]:
+        table = Table()
+        table.ask("ended", 60_000)
+        table.allowed("ended")
+        table.programs.started("ended")
+        table.coordinator.tick(took_s)
+        table.answer("ended")
+        table.end("ended")
+        table.ask("a", 60_000)
+        table.allowed("a")
+        table.programs.started("a")
+        table.ask("large", 70_000)
+        table.allowed("large")
+        table.coordinator.tick(took_s + 60.0)
+        table.ask("small", 10_000)
+        return table.allowed("large", "small")
+
+    assert let_in(took_s=100.0) == ["small"]
+    assert let_in(took_s=5.0) == [], "the large one has waited long enough for others to let it go first"
+
+
 def test_a_program_keeps_its_place_however_long_others_wait_for_theirs() -> None:
     table = Table()
     keys = [table.ask("a", 60_000), table.ask("works", 20_000), table.ask("b", 60_000)]

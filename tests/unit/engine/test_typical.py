@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvflow.engine.typical import TypicalStep
 from kvflow.policy import Step
 
@@ -30,3 +32,19 @@ def test_pauses_begin_at_none() -> None:
     for _ in range(300):
         typical.paused(10.0)
     assert 9 < typical.step.pause_s < 10
+
+
+def test_few_long_programs_do_not_make_a_typical_one() -> None:
+    typical = TypicalStep()
+    assert typical.program_s == 0
+    typical.ended(10.0)
+    assert typical.program_s == pytest.approx(10.0)
+    for number in range(300):
+        typical.ended(1000.0 if number % 10 == 0 else 10.0)
+    assert 10 < typical.program_s < 20
+
+
+def test_programs_that_take_no_time_are_taken_for_very_short_ones() -> None:
+    typical = TypicalStep()
+    typical.ended(0.0)
+    assert 0 < typical.program_s < 1

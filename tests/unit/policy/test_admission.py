@@ -131,6 +131,32 @@ def test_smaller_ones_go_before_one_that_does_not_fit_until_it_is_overdue() -> N
     assert admitted(at_work, large, small) == [True, False, False]
 
 
+def test_a_small_one_that_is_overdue_is_let_in_beyond_the_room() -> None:
+    def line(tokens: int, held_s: float) -> list[bool]:
+        at_work = program(99_000, admitted=True, busy=True, served_s=100.0)
+        return admitted(at_work, program(tokens, waiting=True, held_s=held_s))
+
+    assert line(10_000, held_s=50.0) == [True, False]
+    assert line(10_000, held_s=500.0) == [True, True]
+    assert line(20_000, held_s=500.0) == [True, False]
+
+
+def test_only_so_many_small_ones_are_let_in_beyond_the_room() -> None:
+    at_work = program(99_000, admitted=True, busy=True, served_s=100.0)
+    small = [program(10_000, waiting=True, held_s=500.0) for _ in range(3)]
+    assert admitted(at_work, *small) == [True, True, False, False]
+
+
+def test_what_programs_typically_take_is_what_a_wait_is_measured_by() -> None:
+    def line(program_s: float) -> list[bool]:
+        views = [program(99_000, admitted=True, busy=True, served_s=1000.0), program(10_000, waiting=True, held_s=60.0)]
+        ProgramAdmission(COSTS).admit(views, DEVICE, Step(prompt_tokens=50_000), program_s)
+        return [one.admitted for one in views]
+
+    assert line(program_s=0.0) == [True, False]
+    assert line(program_s=20.0) == [True, True]
+
+
 def test_tenants_take_turns() -> None:
     busy = program(30_000, admitted=True, busy=True, tenant="many")
     many = [program(30_000, waiting=True, tenant="many", held_s=50.0) for _ in range(3)]
