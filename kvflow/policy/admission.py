@@ -193,7 +193,7 @@ class _Room:
         return self._own_tokens + min(self._shared_tokens, self._most_shared) > self._room_tokens
 
     def has_for(self, program: ProgramView, *, overdue: bool) -> bool:
-        """Whether there is room for one more, and for all of them to grow; or, if it is overdue and small, beyond it."""
+        """Whether there is room for one more and for all to grow; beyond the room for an overdue, small one."""
         new_tokens = self._new_tokens(program)
         brought_tokens = program.live_tokens + new_tokens
         counted_tokens = min(self._shared_tokens, self._most_shared)
