@@ -9,7 +9,7 @@ from kvflow.engine.claims import Claim, ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
-from kvflow.engine.typical import TypicalStep
+from kvflow.engine.typical import TypicalWork
 from kvflow.policy import ProgramView
 
 _TO_BE_USED = 0.5
@@ -64,7 +64,7 @@ class Holdings:
         cached: whether a node is in the cache at all.
     """
 
-    def __init__(self, claims: ClaimTable, typical: TypicalStep, cached: Callable[[Node], bool]) -> None:
+    def __init__(self, claims: ClaimTable, typical: TypicalWork, cached: Callable[[Node], bool]) -> None:
         self._claims = claims
         self._typical = typical
         self._cached = cached

@@ -13,7 +13,7 @@ from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
 from kvflow.engine.turns import Turns
-from kvflow.engine.typical import TypicalStep
+from kvflow.engine.typical import TypicalWork
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 
 Key = TypeVar("Key", bound=Hashable)
@@ -59,7 +59,7 @@ class Programs:
         self._programs: dict[str, Program] = {}
         self._requests: dict[Hashable, Request] = {}
         self._margin = _FIRST_MARGIN
-        self._typical = TypicalStep()
+        self._typical = TypicalWork()
         self._holdings = Holdings(claims, self._typical, cached)
         self._hold_s = _FIRST_HOLD_S
         self._put_off = False

@@ -12,7 +12,7 @@ _PROGRAM_WEIGHT = 0.1
 _LEAST_S = 0.1
 
 
-class TypicalStep:
+class TypicalWork:
     """Moving averages over steps: of prompts, what is new in them, answers, and pauses between two of a program.
 
     Attributes:

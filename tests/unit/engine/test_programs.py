@@ -25,6 +25,12 @@ class Table:
         self.programs.arrived(key, claim, tokens)
         return key
 
+    def start(self, workflow: str, tokens: int) -> None:
+        """A program asks, is let in, and computes."""
+        self.ask(workflow, tokens)
+        assert self.allowed(workflow) == [workflow]
+        self.programs.started(workflow)
+
     def answer(self, key: str, *, due_s: float | None = None) -> None:
         self.programs.left(key, 10)
         claims = (ClaimPrediction(agent="a", steps=0, due_s=due_s),) if due_s is not None else ()
@@ -227,9 +233,7 @@ def test_what_fixed_prompts_begin_with_counts_once_where_the_tree_holds_it() -> 
 def test_fixed_prompts_that_a_program_will_hardly_use_take_no_room() -> None:
     def let_in(probability: float) -> list[str]:
         table = Table()
-        table.ask("a", 50_000)
-        table.allowed("a")
-        table.programs.started("a")
+        table.start("a", 50_000)
         table.ask("b", 10_000)
         claims = (
             ClaimPrediction(agent="a", steps=0, since_s=0.0),
@@ -246,15 +250,11 @@ def test_fixed_prompts_that_a_program_will_hardly_use_take_no_room() -> None:
 def test_how_long_programs_take_tells_who_is_overdue() -> None:
     def let_in(took_s: float) -> list[str]:
         table = Table()
-        table.ask("ended", 60_000)
-        table.allowed("ended")
-        table.programs.started("ended")
+        table.start("ended", 60_000)
         table.coordinator.tick(took_s)
         table.answer("ended")
         table.end("ended")
-        table.ask("a", 60_000)
-        table.allowed("a")
-        table.programs.started("a")
+        table.start("a", 60_000)
         table.ask("large", 70_000)
         table.allowed("large")
         table.coordinator.tick(took_s + 60.0)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvflow.engine.typical import TypicalStep
+from kvflow.engine.typical import TypicalWork
 from kvflow.policy import Step
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert TypicalStep().step == Step()
+    assert TypicalWork().step == Step()
 
 
 def test_the_first_step_is_believed_and_later_ones_move_the_average() -> None:
-    typical = TypicalStep()
+    typical = TypicalWork()
     typical.asked(1000, 200)
     typical.answered(50)
     assert typical.step == Step(prompt_tokens=1000, new_tokens=200, generated_tokens=50)
@@ -26,7 +26,7 @@ def test_the_first_step_is_believed_and_later_ones_move_the_average() -> None:
 
 
 def test_pauses_begin_at_none() -> None:
-    typical = TypicalStep()
+    typical = TypicalWork()
     typical.paused(10.0)
     assert 0 < typical.step.pause_s < 1
     for _ in range(300):
@@ -35,7 +35,7 @@ def test_pauses_begin_at_none() -> None:
 
 
 def test_few_long_programs_do_not_make_a_typical_one() -> None:
-    typical = TypicalStep()
+    typical = TypicalWork()
     assert typical.program_s == 0
     typical.ended(10.0)
     assert typical.program_s == pytest.approx(10.0)
@@ -45,6 +45,6 @@ def test_few_long_programs_do_not_make_a_typical_one() -> None:
 
 
 def test_programs_that_take_no_time_are_taken_for_very_short_ones() -> None:
-    typical = TypicalStep()
+    typical = TypicalWork()
     typical.ended(0.0)
     assert 0 < typical.program_s < 1
