@@ -14,7 +14,7 @@ from kvflow.policy import ProgramAdmission
 
 Key = TypeVar("Key", bound=Hashable)
 
-_LONGEST_WAIT = 4.0
+_LONGEST_WAIT = 2.0
 """Mean waits after which a request is no longer overtaken."""
 _LEAST_NEED_S = 0.001
 _MOST_ORDERED = 256
@@ -43,7 +43,7 @@ class Turns:
     That is shortest processing time first, which gives the least mean wait (Smith, 1956), with what cached contexts
     save counted. So it also uses those on the device while they are there, as SGLang's longest prefix match does.
     Needs are told apart by factors of two, and alike ones keep their order. Nobody is overtaken any more who has waited
-    for four mean waits. Requests without a claim keep their places.
+    for two mean waits. Requests without a claim keep their places.
 
     Args:
         claims: what is known of workflows and their contexts.
@@ -75,7 +75,7 @@ class Turns:
         if clock.now_s - asked.arrived_s > _LONGEST_WAIT * clock.queue_s:
             return False, 0
         tip, found_tokens = self._context(asked)
-        need_s = self._admission.need_s(asked.tokens, found_tokens, loads=tip is not None and tip.evicted)
+        need_s = self._admission.need_s(asked.tokens, found_tokens, _lacking_tokens(tip))
         return True, frexp(max(_LEAST_NEED_S, need_s))[1]
 
     def _context(self, asked: Asked) -> tuple[Node | None, int]:
@@ -87,3 +87,12 @@ class Turns:
         if prompt is not None and prompt.tip is not None and self._cached(prompt.tip):
             return prompt.tip, prompt.tokens
         return None, 0
+
+
+def _lacking_tokens(node: Node | None) -> int:
+    """How much of a context the device lacks, which is its end. Cost: O(nodes of that)."""
+    tokens = 0
+    while node is not None and node.evicted:
+        tokens += len(node.key)
+        node = node.parent
+    return tokens

@@ -136,17 +136,16 @@ class ProgramAdmission:
             room.take(program)
         return Places(room_tokens=room_tokens, all_fit=tokens <= memory.device_tokens)
 
-    def need_s(self, tokens: int, found_tokens: int, *, loads: bool) -> float:
+    def need_s(self, tokens: int, found_tokens: int, host_tokens: int = 0) -> float:
         """Seconds of the server that a prompt needs until it generates.
 
         Args:
             tokens: its length.
             found_tokens: what is cached of it.
-            loads: that is on the host.
+            host_tokens: of these, what has to be loaded from the host.
         """
         found_tokens = min(tokens, found_tokens)
-        load_s = self._costs.load_s(found_tokens) if loads else 0.0
-        return load_s + self._costs.compute_s(found_tokens, tokens)
+        return self._costs.load_s(min(host_tokens, found_tokens)) + self._costs.compute_s(found_tokens, tokens)
 
     def _worth_its_place(self, program: ProgramView, memory: AdmissionMemory, copied: float) -> bool:
         if program.back_s is None:

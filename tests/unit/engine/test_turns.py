@@ -76,6 +76,16 @@ def test_what_is_cached_need_not_be_computed_and_what_is_on_the_host_need_be_loa
     assert queue.order("new", "host", "device") == ["host", "new", "device"]
 
 
+def test_of_what_is_cached_only_what_the_device_lacks_need_be_loaded() -> None:
+    queue = Queue(lost=30_000, kept=30_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    queue.cached("lost", 30_000, on_device=False)
+    tail = queue.cached("kept", 30_000, on_device=False)
+    assert queue.order("lost", "kept") == ["lost", "kept"]
+    tail.key, tail.parent = range(2_000), FakeNode(key=range(28_000))
+    assert queue.order("lost", "kept") == ["kept", "lost"]
+
+
 def test_a_fixed_prompt_in_the_cache_counts_for_who_has_nothing_else_there() -> None:
     queue = Queue(alone=9_000, shares=10_000)
     queue.coordinator.claims.clock.queue_s = 1.0
