@@ -17,6 +17,8 @@ Key = TypeVar("Key", bound=Hashable)
 _LONGEST_WAIT = 2.0
 """Mean waits after which a request is no longer overtaken."""
 _LEAST_NEED_S = 0.001
+_MOST_NODES = 16
+"""Looked at to see where what the device lacks of a context begins: long sessions have hundreds."""
 _MOST_ORDERED = 256
 """Beyond so many, requests keep their order: SGLang's limit for such work is 128."""
 
@@ -74,25 +76,29 @@ class Turns:
         clock = self._claims.clock
         if clock.now_s - asked.arrived_s > _LONGEST_WAIT * clock.queue_s:
             return False, 0
-        tip, found_tokens = self._context(asked)
-        need_s = self._admission.need_s(asked.tokens, found_tokens, _lacking_tokens(tip))
+        found_tokens, host_tokens = self._context(asked)
+        need_s = self._admission.need_s(asked.tokens, found_tokens, host_tokens)
         return True, frexp(max(_LEAST_NEED_S, need_s))[1]
 
-    def _context(self, asked: Asked) -> tuple[Node | None, int]:
-        """Where what is cached of a prompt ends, as far as claims tell, and how long it is."""
+    def _context(self, asked: Asked) -> tuple[int, int]:
+        """How much of a prompt is cached, as far as claims tell, and how much of that only on the host."""
         held = (self._claims.of(asked.claim.workflow_id) or {}).get(asked.claim.agent)
         prompt = asked.fixed_prompt or (held.fixed_prompt if held is not None else None)
-        if held is not None and held.tip is not None and self._cached(held.tip):
-            return held.tip, held.context_tokens
+        fixed_tokens = fixed_host_tokens = 0
         if prompt is not None and prompt.tip is not None and self._cached(prompt.tip):
-            return prompt.tip, prompt.tokens
-        return None, 0
+            fixed_tokens, fixed_host_tokens = prompt.tokens, _lacking_tokens(prompt.tip, prompt.tokens)
+        if held is None or held.tip is None or not self._cached(held.tip):
+            return fixed_tokens, fixed_host_tokens
+        tail_tokens = max(0, held.context_tokens - fixed_tokens)
+        return held.context_tokens, _lacking_tokens(held.tip, tail_tokens + fixed_host_tokens)
 
 
-def _lacking_tokens(node: Node | None) -> int:
-    """How much of a context the device lacks, which is its end. Cost: O(nodes of that)."""
-    tokens = 0
-    while node is not None and node.evicted:
+def _lacking_tokens(tip: Node, most_tokens: int) -> int:
+    """How much of a context the device lacks, which is its end: ``most_tokens`` if it is many nodes. Cost: O(1)."""
+    node, tokens = tip, 0
+    for _ in range(_MOST_NODES):
+        if node is None or not node.evicted:
+            return tokens
         tokens += len(node.key)
         node = node.parent
-    return tokens
+    return most_tokens

@@ -86,6 +86,21 @@ def test_of_what_is_cached_only_what_the_device_lacks_need_be_loaded() -> None:
     assert queue.order("lost", "kept") == ["kept", "lost"]
 
 
+def test_of_a_session_of_many_turns_on_the_host_all_behind_its_fixed_prompt_need_be_loaded() -> None:
+    queue = Queue(many=60_000, few=60_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    fixed = FakeNode(key=range(40_000))
+    queue.asked["many"].fixed_prompt = FixedPrompt(tokens=40_000, tip=fixed)
+    node = fixed
+    for _ in range(50):
+        node = FakeNode(key=range(400), parent=node, backuped=True, evicted=True)
+    queue.coordinator.tag(queue.asked["many"].claim, [(node, 60_000)], 0)
+    queue.cached("few", 60_000, on_device=False)
+    assert queue.order("few", "many") == ["many", "few"]
+    fixed.evicted = fixed.backuped = True
+    assert queue.order("few", "many") == ["few", "many"]
+
+
 def test_a_fixed_prompt_in_the_cache_counts_for_who_has_nothing_else_there() -> None:
     queue = Queue(alone=9_000, shares=10_000)
     queue.coordinator.claims.clock.queue_s = 1.0
