@@ -84,21 +84,19 @@ class Turns:
         """How much of a prompt is cached, as far as claims tell, and how much of that only on the host."""
         held = (self._claims.of(asked.claim.workflow_id) or {}).get(asked.claim.agent)
         prompt = asked.fixed_prompt or (held.fixed_prompt if held is not None else None)
-        fixed_tokens = fixed_host_tokens = 0
+        if held is not None and held.tip is not None and self._cached(held.tip):
+            return held.context_tokens, _lacking_tokens(held.tip, held.context_tokens)
         if prompt is not None and prompt.tip is not None and self._cached(prompt.tip):
-            fixed_tokens, fixed_host_tokens = prompt.tokens, _lacking_tokens(prompt.tip, prompt.tokens)
-        if held is None or held.tip is None or not self._cached(held.tip):
-            return fixed_tokens, fixed_host_tokens
-        tail_tokens = max(0, held.context_tokens - fixed_tokens)
-        return held.context_tokens, _lacking_tokens(held.tip, tail_tokens + fixed_host_tokens)
+            return prompt.tokens, _lacking_tokens(prompt.tip, prompt.tokens)
+        return 0, 0
 
 
-def _lacking_tokens(tip: Node, most_tokens: int) -> int:
-    """How much of a context the device lacks, which is its end: ``most_tokens`` if it is many nodes. Cost: O(1)."""
+def _lacking_tokens(tip: Node, context_tokens: int) -> int:
+    """How much of the end of a context the device lacks; all of it if that is many nodes. Cost: O(1)."""
     node, tokens = tip, 0
     for _ in range(_MOST_NODES):
         if node is None or not node.evicted:
             return tokens
         tokens += len(node.key)
         node = node.parent
-    return most_tokens
+    return context_tokens

@@ -136,7 +136,7 @@ class ProgramAdmission:
             room.take(program)
         return Places(room_tokens=room_tokens, all_fit=tokens <= memory.device_tokens)
 
-    def need_s(self, tokens: int, found_tokens: int, host_tokens: int = 0) -> float:
+    def need_s(self, tokens: int, found_tokens: int, host_tokens: int) -> float:
         """Seconds of the server that a prompt needs until it generates.
 
         Args:

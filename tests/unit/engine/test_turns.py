@@ -86,19 +86,16 @@ def test_of_what_is_cached_only_what_the_device_lacks_need_be_loaded() -> None:
     assert queue.order("lost", "kept") == ["kept", "lost"]
 
 
-def test_of_a_session_of_many_turns_on_the_host_all_behind_its_fixed_prompt_need_be_loaded() -> None:
-    queue = Queue(many=60_000, few=60_000)
+def test_where_the_device_lacks_many_nodes_all_of_a_context_counts_as_loads() -> None:
+    queue = Queue(all=30_000, many=30_000, few=30_000)
     queue.coordinator.claims.clock.queue_s = 1.0
-    fixed = FakeNode(key=range(40_000))
-    queue.asked["many"].fixed_prompt = FixedPrompt(tokens=40_000, tip=fixed)
-    node = fixed
-    for _ in range(50):
-        node = FakeNode(key=range(400), parent=node, backuped=True, evicted=True)
-    queue.coordinator.tag(queue.asked["many"].claim, [(node, 60_000)], 0)
-    queue.cached("few", 60_000, on_device=False)
-    assert queue.order("few", "many") == ["many", "few"]
-    fixed.evicted = fixed.backuped = True
-    assert queue.order("few", "many") == ["few", "many"]
+    queue.cached("all", 30_000, on_device=False)
+    for name, count in (("many", 50), ("few", 5)):
+        node = FakeNode(key=range(28_000))
+        for _ in range(count):
+            node = FakeNode(key=range(40), parent=node, backuped=True, evicted=True)
+        queue.coordinator.tag(queue.asked[name].claim, [(node, 30_000)], 0)
+    assert queue.order("all", "many", "few") == ["few", "all", "many"]
 
 
 def test_a_fixed_prompt_in_the_cache_counts_for_who_has_nothing_else_there() -> None:

@@ -79,10 +79,10 @@ def test_nobody_is_held_where_those_who_run_would_often_leave_the_device_alone()
 
 def test_a_prompt_needs_what_is_to_be_loaded_and_what_is_to_be_computed() -> None:
     admission = ProgramAdmission(COSTS)
-    computed = admission.need_s(10_000, 8_000)
+    computed = admission.need_s(10_000, 8_000, 0)
     assert computed == COSTS.compute_s(8_000, 10_000)
     assert admission.need_s(10_000, 8_000, 3_000) == computed + COSTS.load_s(3_000)
-    assert admission.need_s(10_000, 12_000) == 0
+    assert admission.need_s(10_000, 12_000, 0) == 0
     assert admission.need_s(10_000, 12_000, 12_000) == COSTS.load_s(10_000)
 
 
