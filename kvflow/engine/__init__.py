@@ -21,6 +21,7 @@ from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Load, Prefetcher
 from kvflow.engine.programs import Programs
 from kvflow.engine.room import DeviceView, Room, unlocked_tokens
+from kvflow.engine.wish import Wish
 
 __all__ = [
     "FREE_CHOICE",
@@ -51,6 +52,7 @@ __all__ = [
     "Regret",
     "Room",
     "Tier",
+    "Wish",
     "digest_of_head",
     "digests",
     "rest_tokens",

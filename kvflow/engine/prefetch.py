@@ -16,6 +16,7 @@ from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
 from kvflow.engine.room import DeviceView, Room, fitting, unlocked_tokens
+from kvflow.engine.wish import Wish
 from kvflow.policy.prefetch import PrefetchPace
 
 _PAUSE_S = 0.1
@@ -115,10 +116,11 @@ class Prefetcher:
         self._decided = state
         return None
 
-    def asked(self, node: Node, room: Room, view: Callable[[], DeviceView]) -> Load | None:
+    def asked(self, wish: Wish, node: Node, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """The load of a context that a request waits for: without a budget; None if there is no room on the same terms.
 
         Args:
+            wish: the request's; is told if it is granted or refused, and is neither where nothing is tried for now.
             node: where the context ends, as far as it is cached.
             room: as for :meth:`next`.
             view: as for :meth:`next`.
@@ -126,12 +128,16 @@ class Prefetcher:
         Cost: O(leaves) if something has to leave, which is tried ten times a second at most.
         """
         load = self._first_part(self._missing(node))
+        if load is not None:
+            load.asked = True
+            if load.tokens > room.free_tokens and self._coordinator.claims.clock.now_s < self._resume_s:
+                return None
+            load = self._with_room(load, room, view)
         if load is None:
-            return None
-        load.asked = True
-        if load.tokens > room.free_tokens and self._coordinator.claims.clock.now_s < self._resume_s:
-            return None
-        return self._with_room(load, room, view)
+            wish.refused_tokens = room.tokens
+        else:
+            wish.granted()
+        return load
 
     def order(self, nodes: Sequence[Node], until_s: float, tenant: str = "") -> bool:
         """Load contexts as soon as may be, by command; False if too many are ordered already, by the tenant or by all.

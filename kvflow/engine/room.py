@@ -32,13 +32,18 @@ class Room:
     promised_tokens: int = 0
     page_tokens: int = 1
 
+    @property
+    def tokens(self) -> int:
+        """What is free or could leave."""
+        return self.free_tokens + self.evictable_tokens
+
     def growth_tokens(self, steps: float) -> int:
         """What requests may take in so many decode steps: those that run a page more than they fill, each."""
         return self.running * (ceil(steps) + self.page_tokens) + self.promised_tokens
 
     def may_lock(self, tokens: int, steps: float) -> bool:
         """Whether so many tokens that could leave may be held for so many decode steps."""
-        return self.growth_tokens(steps) <= self.free_tokens + self.evictable_tokens - tokens
+        return self.growth_tokens(steps) <= self.tokens - tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

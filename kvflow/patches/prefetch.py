@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import DeviceView, Load, Prefetcher, Room, Tier
+from kvflow.engine import DeviceView, Load, Prefetcher, Room, Tier, Wish
 from kvflow.patches.backup import Backups, locked
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
@@ -187,10 +187,13 @@ class Prefetch:
         return False
 
     def _asks(self, req: Any) -> bool:
-        """Whether a load is to begin after this pass that a request waits for: its own, once, or one's before it."""
-        if not req.needs_host_load_back() or claim_of(req) is None or self._link_is_taken():
+        """Whether the link is taken, or a load is to begin after this pass: the request's, or one's before it."""
+        if not req.needs_host_load_back() or claim_of(req) is None:
             return False
-        if hasattr(req, "_kvflow_asked"):
+        if self._link_is_taken():
+            return True
+        cache = self._cache
+        if not _wish(req).open(cache._component_available_size(ComponentType.FULL) + cache.full_evictable_size()):
             return False
         if self._asking is None:
             self._asking = req
@@ -218,9 +221,8 @@ class Prefetch:
             return None
         room = look()
         if req is not None:
-            req._kvflow_asked = True
             node: Any = self._cache.tree_core.node_by_id(req.best_match_node)
-            chosen = self.planner.asked(node, room, self._device)
+            chosen = self.planner.asked(_wish(req), node, room, self._device)
             if chosen is not None:
                 return chosen
         return self.planner.next(room, self._device)
@@ -242,3 +244,10 @@ class Prefetch:
     def _device(self) -> DeviceView:
         core = self._cache.tree_core
         return DeviceView(leaves=core.candidates(), locked=locked, own_order=core.own_order)
+
+
+def _wish(req: Any) -> Wish:
+    """A request's, from when it is asked about first."""
+    if not hasattr(req, "_kvflow_wish"):
+        req._kvflow_wish = Wish()
+    return req._kvflow_wish

@@ -118,12 +118,14 @@ class Ahead:
         return True
 
     def _bring(self, request: Request, node: Node) -> bool:
-        """Load what a request waits for in the background, once; tells whether that has begun."""
-        if request.asked or self._memory.link_free_s > self._env.now:
+        """Load what a request waits for in the background; tells whether that has begun, or still may."""
+        if self._memory.link_free_s > self._env.now:
+            return True
+        room = self._room()
+        if not request.wish.open(room.tokens):
             return False
-        request.asked = True
-        load = self._planner.asked(node, self._room(), self._device)
-        return load is not None and self._start(load)
+        load = self._planner.asked(request.wish, node, room, self._device)
+        return request.wish.open(room.tokens) if load is None else self._start(load)
 
     def ready_s(self, node: Node) -> float:
         """A request starts behind a node: when all above it has arrived."""

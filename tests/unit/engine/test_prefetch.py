@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvflow.engine import Coordinator, Counters, DeviceView, Load, Prefetcher, PromptClaim, Room
+from kvflow.engine import Coordinator, Counters, DeviceView, Load, Prefetcher, PromptClaim, Room, Wish
 from kvflow.engine.owners import Owners
 from kvflow.policy import PrefetchPace, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -322,7 +322,7 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     table.evict("a", "b")
     table.say("w", a=0.1)
     table.free_tokens = 150
-    load = table.prefetcher.asked(table.fixed["b"], table.room(), table.device)
+    load = table.prefetcher.asked(Wish(), table.fixed["b"], table.room(), table.device)
     assert load is not None
     assert load.asked
     table.prefetcher.begun(load)
@@ -336,7 +336,9 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     assert table.counters.prefetch_used_tokens == table.counters.prefetch_wasted_tokens == 0
     table.say("v", a=0.05, c=0.05, d=0.05, e=0.05, f=0.05)
     table.free_tokens = 50
-    assert table.prefetcher.asked(table.fixed["b"], table.room(), table.device) is None, "all else is needed sooner"
+    assert table.prefetcher.asked(Wish(), table.fixed["b"], table.room(), table.device) is None, (
+        "all else is needed sooner"
+    )
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_what_can_leave_for_them_counts_unless_the_load_hangs_below_it() -> None
 def test_what_a_request_asked_for_and_gave_up_is_wasted_once_it_leaves(table: Table) -> None:
     table.free_tokens = 150
     table.evict("b")
-    load = table.prefetcher.asked(table.fixed["b"], table.room(), table.device)
+    load = table.prefetcher.asked(Wish(), table.fixed["b"], table.room(), table.device)
     assert load is not None
     table.prefetcher.begun(load)
     table.prefetcher.ended(load)
