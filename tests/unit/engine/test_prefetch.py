@@ -341,6 +341,43 @@ def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() ->
     )
 
 
+def test_a_request_without_room_asks_again_once_there_is_more(table: Table) -> None:
+    wish = Wish()
+    table.evict("b")
+    for agent in "acdef":
+        table.fixed[agent].locked = True
+    table.free_tokens = 80
+    assert table.prefetcher.asked(wish, table.fixed["b"], table.room(), table.device) is None
+    assert not wish.open(80)
+    table.free_tokens = 120
+    assert wish.open(table.room().tokens)
+    assert table.prefetcher.asked(wish, table.fixed["b"], table.room(), table.device) is not None
+    assert wish.open(0), "that has been forgotten: part of the context may still be missing"
+
+
+def test_a_request_is_not_refused_while_nothing_is_tried(table: Table) -> None:
+    refused, other = Wish(), Wish()
+    table.say("v", a=0.05, c=0.05, d=0.05, e=0.05, f=0.05)
+    table.evict("b")
+    assert table.prefetcher.asked(refused, table.fixed["b"], table.room(), table.device) is None
+    assert table.prefetcher.asked(other, table.fixed["b"], table.room(), table.device) is None
+    assert not refused.open(table.room().tokens)
+    assert other.open(table.room().tokens)
+    table.time(10.15)
+    assert table.prefetcher.asked(other, table.fixed["b"], table.room(), table.device) is None
+    assert not other.open(table.room().tokens)
+
+
+def test_what_does_not_come_in_four_loads_a_request_loads_itself(table: Table) -> None:
+    wish = Wish()
+    table.free_tokens = 150
+    table.evict("b")
+    for _ in range(4):
+        assert wish.open(0)
+        assert table.prefetcher.asked(wish, table.fixed["b"], table.room(), table.device) is not None
+    assert not wish.open(10_000)
+
+
 @pytest.mark.parametrize(
     ("running", "promised_tokens", "loads"),
     [(0, 0, True), (1, 0, True), (2, 0, False), (0, 40, True), (0, 41, False), (1, 11, True), (1, 12, False)],
