@@ -20,8 +20,8 @@ from kvflow.engine.locate import Located
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Load, Prefetcher
 from kvflow.engine.programs import Programs
+from kvflow.engine.retry import LoadRetry
 from kvflow.engine.room import DeviceView, Room, unlocked_tokens
-from kvflow.engine.wish import Wish
 
 __all__ = [
     "FREE_CHOICE",
@@ -44,6 +44,7 @@ __all__ = [
     "Journal",
     "KvCommand",
     "Load",
+    "LoadRetry",
     "Located",
     "Node",
     "Prefetcher",
@@ -52,7 +53,6 @@ __all__ = [
     "Regret",
     "Room",
     "Tier",
-    "Wish",
     "digest_of_head",
     "digests",
     "rest_tokens",

@@ -15,8 +15,8 @@ from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claims import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
+from kvflow.engine.retry import LoadRetry
 from kvflow.engine.room import DeviceView, Room, fitting, unlocked_tokens
-from kvflow.engine.wish import Wish
 from kvflow.policy.prefetch import PrefetchPace
 
 _PAUSE_S = 0.1
@@ -116,11 +116,11 @@ class Prefetcher:
         self._decided = state
         return None
 
-    def asked(self, wish: Wish, node: Node, room: Room, view: Callable[[], DeviceView]) -> Load | None:
+    def asked(self, retry: LoadRetry, node: Node, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """The load of a context that a request waits for: without a budget; None if there is no room on the same terms.
 
         Args:
-            wish: the request's; is told if it is granted or refused, and is neither where nothing is tried for now.
+            retry: the request's; is told whether there was room, and nothing where nothing is tried for now.
             node: where the context ends, as far as it is cached.
             room: as for :meth:`next`.
             view: as for :meth:`next`.
@@ -134,9 +134,9 @@ class Prefetcher:
                 return None
             load = self._with_room(load, room, view)
         if load is None:
-            wish.refused_tokens = room.tokens
+            retry.refused_tokens = room.available_tokens
         else:
-            wish.granted()
+            retry.chosen()
         return load
 
     def order(self, nodes: Sequence[Node], until_s: float, tenant: str = "") -> bool:

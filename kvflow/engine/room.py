@@ -33,7 +33,7 @@ class Room:
     page_tokens: int = 1
 
     @property
-    def tokens(self) -> int:
+    def available_tokens(self) -> int:
         """What is free or could leave."""
         return self.free_tokens + self.evictable_tokens
 
@@ -43,7 +43,7 @@ class Room:
 
     def may_lock(self, tokens: int, steps: float) -> bool:
         """Whether so many tokens that could leave may be held for so many decode steps."""
-        return self.growth_tokens(steps) <= self.tokens - tokens
+        return self.growth_tokens(steps) <= self.available_tokens - tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

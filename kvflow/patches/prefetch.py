@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import DeviceView, Load, Prefetcher, Room, Tier, Wish
+from kvflow.engine import DeviceView, Load, LoadRetry, Prefetcher, Room, Tier
 from kvflow.patches.backup import Backups, locked
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
@@ -192,8 +192,7 @@ class Prefetch:
             return False
         if self._link_is_taken():
             return True
-        cache = self._cache
-        if not _wish(req).open(cache._component_available_size(ComponentType.FULL) + cache.full_evictable_size()):
+        if not _retry(req).due(self._room(running=0, chunked=None).available_tokens):
             return False
         if self._asking is None:
             self._asking = req
@@ -222,7 +221,7 @@ class Prefetch:
         room = look()
         if req is not None:
             node: Any = self._cache.tree_core.node_by_id(req.best_match_node)
-            chosen = self.planner.asked(_wish(req), node, room, self._device)
+            chosen = self.planner.asked(_retry(req), node, room, self._device)
             if chosen is not None:
                 return chosen
         return self.planner.next(room, self._device)
@@ -246,8 +245,8 @@ class Prefetch:
         return DeviceView(leaves=core.candidates(), locked=locked, own_order=core.own_order)
 
 
-def _wish(req: Any) -> Wish:
+def _retry(req: Any) -> LoadRetry:
     """A request's, from when it is asked about first."""
-    if not hasattr(req, "_kvflow_wish"):
-        req._kvflow_wish = Wish()
-    return req._kvflow_wish
+    if not hasattr(req, "_kvflow_retry"):
+        req._kvflow_retry = LoadRetry()
+    return req._kvflow_retry

@@ -122,10 +122,10 @@ class Ahead:
         if self._memory.link_free_s > self._env.now:
             return True
         room = self._room()
-        if not request.wish.open(room.tokens):
+        if not request.retry.due(room.available_tokens):
             return False
-        load = self._planner.asked(request.wish, node, room, self._device)
-        return request.wish.open(room.tokens) if load is None else self._start(load)
+        load = self._planner.asked(request.retry, node, room, self._device)
+        return request.retry.due(room.available_tokens) if load is None else self._start(load)
 
     def ready_s(self, node: Node) -> float:
         """A request starts behind a node: when all above it has arrived."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from kvflow.engine import PromptClaim, Wish
+from kvflow.engine import LoadRetry, PromptClaim
 from kvflow.sim.context import Context
 from kvflow.sim.tree import Node
 
@@ -28,7 +28,7 @@ class Request:
         fixed_tokens: length of its fixed part, once that is known.
         started_step: decode step at which it joined the batch.
         joined: how many had joined before it, to tell its turns in the batch apart.
-        wish: to have its context loaded in the background.
+        retry: of having its context loaded in the background.
         watched: the guard has seen it start, since it was last retracted.
     """
 
@@ -48,7 +48,7 @@ class Request:
     fixed_tokens: int | None = None
     counted: bool = False
     tagged: bool = False
-    wish: Wish = field(default_factory=Wish)
+    retry: LoadRetry = field(default_factory=LoadRetry)
     watched: bool = False
     admitted_s: float | None = None
     first_token_s: float | None = None

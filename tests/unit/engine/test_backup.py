@@ -7,7 +7,7 @@ import pytest
 from kvflow.engine import BackupPlanner, Coordinator, PromptClaim
 from kvflow.policy import ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
-from tests.unit.engine.test_prefetch import Node
+from tests.unit.engine.load_table import Node
 
 DEVICE_TOKENS = 10_000
 COSTS = ServingCosts(load_token_s=1e-4)

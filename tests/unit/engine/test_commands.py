@@ -22,7 +22,7 @@ from kvflow.engine import (
 )
 from kvflow.policy import EvictionClass, PrefetchPace, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
-from tests.unit.engine.test_prefetch import Node
+from tests.unit.engine.load_table import Node
 
 
 class Server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvflow.engine import Fetch, Fetcher
 from kvflow.policy import PrefetchPace
-from tests.unit.engine.test_prefetch import COSTS, Node, Table
+from tests.unit.engine.load_table import COSTS, Node, Table
 
 
 class Shelf(Table):

@@ -6,7 +6,7 @@ from kvflow.engine import Coordinator, Journal, PromptClaim
 from kvflow.engine.stalls import Stalls
 from kvflow.policy import EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
-from tests.unit.engine.test_prefetch import Node
+from tests.unit.engine.load_table import Node
 
 
 def claimed(coordinator: Coordinator, *workflows: str) -> Node:

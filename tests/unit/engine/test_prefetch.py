@@ -2,103 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from kvflow.engine import Coordinator, Counters, DeviceView, Load, Prefetcher, PromptClaim, Room, Wish
-from kvflow.engine.owners import Owners
-from kvflow.policy import PrefetchPace, ServingCosts
+from kvflow.engine import PromptClaim
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
-
-COSTS = ServingCosts(load_token_s=1e-3)
-
-
-@dataclass(eq=False)
-class Node:
-    """A radix node on the device, the host, or both."""
-
-    tokens: int = 0
-    parent: Node | None = None
-    owners: Owners | None = None
-    load: Load | None = None
-    fetched: bool = False
-    children: dict[int, Node] = field(default_factory=dict)
-    last_access_time: float = 0.0
-    hit_count: int = 0
-    backuped: bool = True
-    evicted: bool = False
-    locked: bool = False
-
-    def __post_init__(self) -> None:
-        if self.parent is not None:
-            self.parent.children[id(self)] = self
-
-    @property
-    def key(self) -> range:
-        return range(self.tokens)
-
-
-class Table:
-    """A server with a fixed prompt of 100 tokens per agent, all of them known, some on the device."""
-
-    def __init__(self, *, max_tokens: int = 1000, policy: str = "cost") -> None:
-        self.coordinator = Coordinator(policy, COSTS)
-        self.counters = Counters()
-        self.pace = PrefetchPace(COSTS, link_share=1.0, device_tokens=16_000)
-        self.prefetcher = Prefetcher(self.coordinator, self.pace, lambda: self.counters, max_tokens=max_tokens)
-        self.root = Node()
-        self.fixed = {agent: Node(100, self.root) for agent in "abcdef"}
-        self.free_tokens = 0
-        self.running = self.promised_tokens = 0
-        for agent, node in self.fixed.items():
-            self.say("before", **{agent: 0.1})
-            self.coordinator.tag(PromptClaim(workflow_id="before", workflow_type="t", agent=agent), [(node, 100)], 100)
-        self.coordinator.apply(WorkflowUpdate(workflow_id="before", workflow_type="t", retired=True))
-        self.time(10.0)
-
-    def say(self, workflow: str, **due_s: float) -> None:
-        now_s = self.coordinator.claims.clock.now_s
-        claims = tuple(ClaimPrediction(agent=agent, steps=None, due_s=now_s + s) for agent, s in due_s.items())
-        self.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=claims))
-
-    def time(self, now_s: float) -> None:
-        self.coordinator.tick(now_s)
-
-    def evict(self, *agents: str) -> None:
-        for agent in agents:
-            self.fixed[agent].evicted = True
-
-    def device(self) -> DeviceView:
-        def leaf(node: Node) -> bool:
-            return not (node.evicted or node.locked or any(not child.evicted for child in node.children.values()))
-
-        leaves = [node for top in self.root.children.values() for node in (top, *top.children.values()) if leaf(node)]
-        self.coordinator.open_round(leaves)
-        return DeviceView(leaves=leaves, locked=lambda node: node.locked, own_order=lambda node: node.last_access_time)
-
-    def room(self) -> Room:
-        nodes = [node for top in self.root.children.values() for node in (top, *top.children.values())]
-        evictable_tokens = sum(node.tokens for node in nodes if not (node.evicted or node.locked))
-        return Room(
-            free_tokens=self.free_tokens,
-            evictable_tokens=evictable_tokens,
-            running=self.running,
-            promised_tokens=self.promised_tokens,
-            page_tokens=16,
-        )
-
-    def next(self) -> Load | None:
-        return self.prefetcher.next(self.room(), self.device)
-
-    def load(self) -> Load:
-        load = self.next()
-        assert load is not None
-        self.prefetcher.begun(load)
-        for node in load.nodes:
-            node.evicted = False
-        return load
+from tests.unit.engine.load_table import Node, Table
 
 
 @pytest.fixture
@@ -317,67 +227,6 @@ def test_without_news_nothing_is_looked_at_again(table: Table) -> None:
     assert table.next() is not None
 
 
-def test_what_a_request_waits_for_needs_room_but_no_budget_and_counts_apart() -> None:
-    table = Table()
-    table.evict("a", "b")
-    table.say("w", a=0.1)
-    table.free_tokens = 150
-    load = table.prefetcher.asked(Wish(), table.fixed["b"], table.room(), table.device)
-    assert load is not None
-    assert load.asked
-    table.prefetcher.begun(load)
-    assert (table.counters.background_loads, table.counters.background_load_tokens) == (1, 100)
-    assert table.counters.prefetches == 0
-    table.prefetcher.ended(load)
-    for _ in range(2):
-        table.prefetcher.used([table.fixed["b"]])
-    table.prefetcher.left(table.fixed["b"])
-    assert (table.counters.background_used_tokens, table.counters.background_wasted_tokens) == (100, 0)
-    assert table.counters.prefetch_used_tokens == table.counters.prefetch_wasted_tokens == 0
-    table.say("v", a=0.05, c=0.05, d=0.05, e=0.05, f=0.05)
-    table.free_tokens = 50
-    assert table.prefetcher.asked(Wish(), table.fixed["b"], table.room(), table.device) is None, (
-        "all else is needed sooner"
-    )
-
-
-def test_a_request_without_room_asks_again_once_there_is_more(table: Table) -> None:
-    wish = Wish()
-    table.evict("b")
-    for agent in "acdef":
-        table.fixed[agent].locked = True
-    table.free_tokens = 80
-    assert table.prefetcher.asked(wish, table.fixed["b"], table.room(), table.device) is None
-    assert not wish.open(80)
-    table.free_tokens = 120
-    assert wish.open(table.room().tokens)
-    assert table.prefetcher.asked(wish, table.fixed["b"], table.room(), table.device) is not None
-    assert wish.open(0), "that has been forgotten: part of the context may still be missing"
-
-
-def test_a_request_is_not_refused_while_nothing_is_tried(table: Table) -> None:
-    refused, other = Wish(), Wish()
-    table.say("v", a=0.05, c=0.05, d=0.05, e=0.05, f=0.05)
-    table.evict("b")
-    assert table.prefetcher.asked(refused, table.fixed["b"], table.room(), table.device) is None
-    assert table.prefetcher.asked(other, table.fixed["b"], table.room(), table.device) is None
-    assert not refused.open(table.room().tokens)
-    assert other.open(table.room().tokens)
-    table.time(10.15)
-    assert table.prefetcher.asked(other, table.fixed["b"], table.room(), table.device) is None
-    assert not other.open(table.room().tokens)
-
-
-def test_what_does_not_come_in_four_loads_a_request_loads_itself(table: Table) -> None:
-    wish = Wish()
-    table.free_tokens = 150
-    table.evict("b")
-    for _ in range(4):
-        assert wish.open(0)
-        assert table.prefetcher.asked(wish, table.fixed["b"], table.room(), table.device) is not None
-    assert not wish.open(10_000)
-
-
 @pytest.mark.parametrize(
     ("running", "promised_tokens", "loads"),
     [(0, 0, True), (1, 0, True), (2, 0, False), (0, 40, True), (0, 41, False), (1, 11, True), (1, 12, False)],
@@ -408,18 +257,3 @@ def test_what_can_leave_for_them_counts_unless_the_load_hangs_below_it() -> None
     table.fixed["b"].locked = False
     table.time(10.15)
     assert table.load().anchor is tail
-
-
-def test_what_a_request_asked_for_and_gave_up_is_wasted_once_it_leaves(table: Table) -> None:
-    table.free_tokens = 150
-    table.evict("b")
-    load = table.prefetcher.asked(Wish(), table.fixed["b"], table.room(), table.device)
-    assert load is not None
-    table.prefetcher.begun(load)
-    table.prefetcher.ended(load)
-    assert (table.counters.background_used_tokens, table.counters.background_wasted_tokens) == (0, 0)
-    for _ in range(2):
-        table.prefetcher.left(table.fixed["b"])
-    table.prefetcher.used([table.fixed["b"]])
-    assert (table.counters.background_used_tokens, table.counters.background_wasted_tokens) == (0, 100)
-    assert table.counters.prefetch_wasted_tokens == 0
