@@ -17,6 +17,13 @@ _STEP_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
+class ProgramLife:
+    """Whether a program, a workflow with its sub-workflows, goes on."""
+
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Claim:
     """One workflow's agent expecting to use its context.
 
@@ -25,6 +32,7 @@ class Claim:
         pinned: softly pinned.
         retired: its workflow has ended.
         ended_s: when, on the control plane's clock.
+        program: the one its workflow belongs to, which may run another like it; None if nobody knows of one.
         probability: that the context is used again; by another request, if there is one that uses it now.
         due_s: when, on the control plane's clock; None if only the steps are known.
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
@@ -46,6 +54,7 @@ class Claim:
     pinned: bool = False
     retired: bool = False
     ended_s: float = 0.0
+    program: ProgramLife | None = None
     probability: float = 1.0
     due_s: float | None = None
     since_s: float | None = None
@@ -66,6 +75,12 @@ class Claim:
     def fixed_prompt(self) -> FixedPrompt:
         """What its prompts begin with: as the latest did, or the latest of its role."""
         return self.own_prompt or self.role.prompt
+
+    @property
+    def ended_for_good(self) -> bool:
+        """Whether nobody is expected to continue what it leaves: its program is over, and others of its role do not."""
+        over = self.retired and (self.program is None or self.program.over)
+        return over and self.role.ends_for_good
 
     @property
     def keeps_tail(self) -> bool:
@@ -168,6 +183,7 @@ class ClaimTable:
         self._workflows: dict[str, dict[str, Claim]] = {}
         self._expected: dict[str, dict[str, Claim]] = {}
         self._roles: dict[tuple[str, str], Role] = {}
+        self._lives: dict[str, ProgramLife] = {}
 
     def __len__(self) -> int:
         """Number of live workflows."""
@@ -189,6 +205,12 @@ class ClaimTable:
         """The claims of a live workflow, by agent; None when it is not live."""
         return self._workflows.get(workflow_id)
 
+    def life_of(self, program_id: str | None) -> ProgramLife | None:
+        """Find that of a live program, by its workflow at the root; None if that is not live."""
+        if program_id is None or program_id not in self._workflows:
+            return None
+        return self._lives.setdefault(program_id, ProgramLife())
+
     def claim(self, workflow_id: str, workflow_type: str, agent: str) -> Claim | None:
         """Find the claim of a live workflow's agent, or start it without prediction.
 
@@ -206,6 +228,8 @@ class ClaimTable:
         """Replace what is known of one workflow. Cost: O(agents of the workflow)."""
         workflows = self._expected if update.expected else self._workflows
         if update.retired:
+            if not update.expected and (life := self._lives.pop(update.workflow_id, None)) is not None:
+                life.over = True
             self._retire(workflows.pop(update.workflow_id, {}))
             return
         claims = workflows.setdefault(update.workflow_id, {})

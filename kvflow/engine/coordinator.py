@@ -169,6 +169,7 @@ class Coordinator:
         held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
         if held is None or not path:
             return
+        held.program = self.claims.life_of(claim.program_id)
         clock = self.claims.clock
         if first:
             if held.since_s is not None and held.pause_s is not None:  # else others of the agent are under way too

@@ -212,7 +212,7 @@ class Owners:
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,
             pinned=pinned,
-            retired=not self.superseded and all(map(_for_good, self.claims)) and not self._wanted(),
+            retired=not self.superseded and all(claim.ended_for_good for claim in self.claims) and not self._wanted(),
             superseded=self.superseded,
             idle_s=clock.now_s - self._idle_since_s() if not rate_hz else 0.0,
             rate_hz=rate_hz,
@@ -253,10 +253,6 @@ class Owners:
     def _wanted(self) -> bool:
         """Whether some role's workflows will want the node whoever they are, or one that lives may still use it."""
         return any(mark.share(role) > 0 or (mark.shared and role.claims) for role, mark in self.fixed.items())
-
-
-def _for_good(claim: Claim) -> bool:
-    return claim.retired and claim.role.ends_for_good
 
 
 def _least(one: float | None, other: float | None) -> float | None:
