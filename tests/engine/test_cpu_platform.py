@@ -238,6 +238,34 @@ def test_the_environment_of_an_engine_keeps_what_its_caller_set() -> None:
     assert environment["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == 1
 
 
+_BITS = """
+import torch
+from kvflow.patches.cpu.attention import extend_new_rows
+
+weights, rows = torch.randn(320, 256), torch.randn(2048, 256)
+whole = torch.nn.functional.linear(rows, weights)
+counts = [*range(1, 20), 100, 1000]
+assert all(torch.equal(torch.nn.functional.linear(rows[:n], weights), whole[:n]) for n in counts)
+
+query, keys, values = torch.randn(700, 4, 64), torch.randn(800, 2, 64), torch.randn(800, 2, 64)
+slots, one = torch.randperm(800)[None], torch.zeros(1, dtype=torch.int64)
+
+def attended(start, end):
+    new = query[start:end]
+    extents = torch.tensor([end]), torch.tensor([start]), torch.tensor([end - start])
+    options = dict(scaling=0.125, enable_gqa=True, causal=True)
+    return extend_new_rows(None, None, new, torch.empty_like(new), keys, values, slots, one, *extents, **options)
+
+for cut in (1, 33, 64, 100, 500, 699):
+    assert torch.equal(torch.cat([attended(0, cut), attended(cut, 700)]), attended(0, 700)), cut
+"""
+
+
+@pytest.mark.skipif("MKL_CBWR" not in cpu_engine_environment({}), reason="MKL has no strict mode on this processor")
+def test_a_prompt_has_the_same_bits_whatever_is_beside_it_and_wherever_it_is_divided() -> None:
+    subprocess.run([sys.executable, "-c", _BITS], env=cpu_engine_environment(os.environ), check=True)
+
+
 def test_a_server_gets_a_free_port_that_no_rank_is_given_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as given:
         given.bind((HOST, 0))

@@ -2,7 +2,8 @@
 
 SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
 CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the
-numbers are the same. Several parts of one sequence, side by side in a batch, attend at once.
+numbers are the same. Several parts of one sequence, side by side in a batch, attend at once. Keys are padded to whole
+blocks, so that a row has the same bits wherever the sequence ends or is divided, as far as products have.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvflow.patches.cpu.decoding import attend_in_place
+
+_BLOCK = 64
+"""Of keys; torch treats those of a shorter last block differently."""
 
 
 def extend_new_rows(
@@ -46,7 +50,8 @@ def extend_new_rows(
     parts = zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True)
     for row, own in groupby(parts, key=itemgetter(0)):
         spans = [(length - new, length) for _, length, new in own]
-        slots = req_to_token[row, : max(end for _, end in spans)]
+        length = max(end for _, end in spans)
+        slots = pad(req_to_token[row, :length], (0, -length % _BLOCK), value=int(req_to_token[row, 0]))
         new = sum(end - start for start, end in spans)
         output[begin : begin + new] = attend(
             query[begin : begin + new],
@@ -108,7 +113,7 @@ def attend(
 
     Args:
         query: [new, heads, head_dim].
-        keys: [length, kv_heads, head_dim].
+        keys: [length, kv_heads, head_dim]; what is behind the parts is not attended to.
         values: [length, kv_heads, head_dim].
         spans: the parts, as [start, end); together as long as ``query``.
         grouped: whether several heads share a KV head.
@@ -120,7 +125,7 @@ def attend(
     """
     new, length = query.shape[0], keys.shape[0]
     mask = None
-    if new > 1 and spans != [(0, length)]:
+    if spans != [(0, new)]:
         positions = torch.cat([torch.arange(start, end) for start, end in spans])
         mask = torch.arange(length) <= positions[:, None]
     attended = scaled_dot_product_attention(
@@ -128,7 +133,7 @@ def attend(
         keys.movedim(0, 1).unsqueeze(0),
         values.movedim(0, 1).unsqueeze(0),
         attn_mask=mask,
-        is_causal=mask is None and new > 1,
+        is_causal=mask is None,
         scale=scale,
         enable_gqa=grouped,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvflow.engine import Coordinator
@@ -32,6 +34,25 @@ def test_what_two_workflows_use_belongs_to_the_agent_wherever_the_boundary_is(co
     announce(coordinator, "w3", {"critic": 2})
     assert class_of(coordinator, task) is EvictionClass.FIXED
     assert class_of(coordinator, second) < EvictionClass.TAIL
+
+
+def test_what_a_sub_workflow_leaves_is_kept_longer_than_what_ended_programs_leave_until_its_own_ends(
+    coordinator: Coordinator,
+) -> None:
+    left, foreign, unheard = FakeNode(), FakeNode(), FakeNode()
+    announce(coordinator, "program", {"planner": 1})
+    for workflow, program_id, node in (
+        ("program/worker", "program", left),
+        ("other", "other", foreign),
+        ("lost/worker", "lost", unheard),
+    ):
+        announce(coordinator, workflow, {"critic": 2})
+        coordinator.tag(replace(claim(workflow, "critic"), program_id=program_id), [(node, 64)], 0)
+        retire(coordinator, workflow)
+    assert class_of(coordinator, left) is EvictionClass.UNCLAIMED
+    assert class_of(coordinator, foreign) is class_of(coordinator, unheard) is EvictionClass.RETIRED
+    retire(coordinator, "program")
+    assert class_of(coordinator, left) is EvictionClass.RETIRED
 
 
 def test_what_was_everybodys_leaves_once_nobody_uses_it_any_more(coordinator: Coordinator) -> None:
