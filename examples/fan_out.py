@@ -39,7 +39,7 @@ async def planner(question: str) -> str:
 
 @kvflow.tool("fetch", expected_s=0.2)
 async def fetch(query: str) -> str:
-    await asyncio.sleep(0.1)  # the context of the agent that waits is softly pinned meanwhile
+    await asyncio.sleep(0.1)  # the server knows when the context of the agent that waits is wanted again
     return f"ten results for {query!r}"
 
 

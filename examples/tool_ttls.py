@@ -1,4 +1,4 @@
-"""Tools that take their time: contexts are kept while they run, for as long as that pays.
+"""Tools that take their time: the server learns how long, and keeps contexts by how soon they are wanted again.
 
 What a tool takes is learned, by tool and verb (the first word of a shell command); a program may also say so itself.
 

@@ -165,8 +165,8 @@ class Intake(_Section):
     """A workflow that sends nothing for this long is taken for dead."""
     infer: bool = False
     """Tell the workflows of clients that send no hints from what their prompts have in common: those that begin with
-    an earlier one go on, those that begin alike are of one type. Without it, such requests leave SGLang's order as it
-    is."""
+    an earlier one go on, those that begin alike are of one type. Without it, their context is in SGLang's order, and
+    leaves before hinted context that is expected to be used again."""
     arrival_idle_s: float = Field(default=60.0, ge=0)
     """How long another workflow of a type is expected after the last one has ended."""
     max_agents: int = Field(default=256, ge=1, le=4096)
@@ -174,7 +174,7 @@ class Intake(_Section):
 
 
 class Pin(_Section):
-    """Soft pins while an agent waits for a tool."""
+    """Soft pins while an agent waits for a tool, for ``steps``, ``ttl`` and ``saga``; ``cost`` goes by how long."""
 
     ttl: Literal["fixed", "learned"] = "fixed"
     """How long a pin lasts when the client does not say how long the tool takes: ``default_ttl_s``, or the time that

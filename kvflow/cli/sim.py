@@ -1,4 +1,4 @@
-"""``kvflow sim``: measure a server and fit a profile to it, for ``kvflow simulate``."""
+"""``kvflow sim``: measure a server and fit a profile to it, for ``kvflow simulate`` and the settings of a server."""
 
 from __future__ import annotations
 
@@ -57,6 +57,31 @@ def fit(
     else:
         out.write_text(text)
     _report(found)
+
+
+@app.command()
+def costs(
+    profile: Annotated[str, typer.Argument(help="What `kvflow sim fit` wrote, or h200, a100.")],
+    model: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="config.json of the model, for a data sheet's.")
+    ] = None,
+) -> None:
+    """Print the settings by which a server of this profile weighs what hits save.
+
+    Example: kvflow sim costs profile.json > costs.yaml && kvflow serve MODEL --config costs.yaml
+    """
+    from dataclasses import asdict
+
+    from kvflow.sim import load_profile
+
+    try:
+        found = load_profile(profile, model)
+    except KVFlowError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo("costs:")
+    for name, seconds in asdict(found.costs).items():
+        typer.echo(f"  {name}: {seconds:.4g}")
 
 
 def _report(found: Fit) -> None:

@@ -36,7 +36,8 @@ def simulate(
         list[Path], typer.Argument(exists=True, dir_okay=False, help="Traces, of kvflow's format or importable.")
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(help="Eviction order; repeatable. By default all, LRU and Belady with them.")
+        list[str] | None,
+        typer.Option(help="Eviction order; repeatable. Default: lru, steps, ttl, saga, cost, belady."),
     ] = None,
     device_tokens: Annotated[list[str] | None, typer.Option(help=f"Device size: {SIZE_HELP}. Default 50%.")] = None,
     host_tokens: Annotated[list[str] | None, typer.Option(help="Host tier, likewise, or none. Default none.")] = None,

@@ -1,4 +1,4 @@
-"""``kvflow sim fit``: from a file of samples to a profile that ``kvflow simulate`` takes."""
+"""``kvflow sim fit`` and ``costs``: from samples to a profile for ``kvflow simulate``, and a server's settings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kvflow import config
 from kvflow.cli import app
 from kvflow.sim import load_profile
 from kvflow.sim.measure import step_s
@@ -39,6 +40,21 @@ def test_a_profile_is_written_and_what_it_is_worth_is_said(samples: Path, tmp_pa
     assert "not measured: backup_token_s: as fast as a load" in result.stderr
 
 
+def test_a_profile_gives_the_settings_of_a_server(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, settings = tmp_path / "profile.json", tmp_path / "costs.yaml"
+    assert CliRunner().invoke(app, ["sim", "fit", str(samples), "--out", str(profile)]).exit_code == 0
+    result = CliRunner().invoke(app, ["sim", "costs", str(profile)])
+    assert result.exit_code == 0, result.output
+    settings.write_text(result.stdout)
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(settings))
+    costs = config.load().costs
+    assert costs.prefill_token_s == pytest.approx(1e-4, rel=1e-3)
+    assert costs.decode_sequence_s == pytest.approx(1e-3, rel=1e-3)
+    assert costs.load_token_s == pytest.approx(5e-5, rel=1e-3)
+
+
 def test_without_a_file_the_profile_is_printed_and_can_be_based_on_another(samples: Path) -> None:
     result = CliRunner().invoke(app, ["sim", "fit", str(samples), "--base", "h200"])
     assert result.exit_code == 0, result.output
@@ -46,9 +62,11 @@ def test_without_a_file_the_profile_is_printed_and_can_be_based_on_another(sampl
     assert "from profile" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["nothing.json"], ["{samples}", "--base", "nothing"]])
+@pytest.mark.parametrize(
+    "arguments", [["fit", "nothing.json"], ["fit", "{samples}", "--base", "nothing"], ["costs", "nothing"]]
+)
 def test_what_is_missing_is_an_error_in_words(samples: Path, arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["sim", "fit", *(a.format(samples=samples) for a in arguments)])
+    result = CliRunner().invoke(app, ["sim", *(a.format(samples=samples) for a in arguments)])
     assert result.exit_code == 1
     assert "nothing" in result.stderr
 
