@@ -206,7 +206,7 @@ class ClaimTable:
         return self._workflows.get(workflow_id)
 
     def life_of(self, program_id: str | None) -> ProgramLife | None:
-        """Find that of a live program, by its workflow at the root; None if that is not live."""
+        """Find whether a program goes on, by the id of its root workflow; None if that is not live now."""
         if program_id is None or program_id not in self._workflows:
             return None
         return self._lives.setdefault(program_id, ProgramLife())

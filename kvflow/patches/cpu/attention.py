@@ -3,7 +3,7 @@
 SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
 CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the
 numbers are the same. Several parts of one sequence, side by side in a batch, attend at once. Keys are padded to whole
-blocks, so that a row has the same bits wherever the sequence ends or is divided, as far as products have.
+blocks, so that a row has the same bits wherever the sequence ends or is divided, if rows of a product have.
 """
 
 from __future__ import annotations

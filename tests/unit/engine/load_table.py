@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvflow.engine import Coordinator, Counters, DeviceView, Load, Prefetcher, PromptClaim, Room
 from kvflow.engine.owners import Owners
@@ -93,6 +94,7 @@ class Table:
         load = self.next()
         assert load is not None
         self.prefetcher.begun(load)
-        for node in load.nodes:
+        nodes: Any = load.nodes
+        for node in nodes:
             node.evicted = False
         return load
