@@ -23,7 +23,7 @@ from multiprocessing.spawn import get_preparation_data as _preparation_data
 from types import SimpleNamespace
 from typing import IO, Any
 
-from kvflow.patches.cpu.launch import server_environment
+from kvflow.patches.cpu.environment import server_environment
 
 PRELOADED = ["sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler", "sglang.srt.models.registry"]
 

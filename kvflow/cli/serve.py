@@ -31,7 +31,7 @@ def serve(
     if strict:
         environment["KVFLOW_STRICT"] = "1"
     if cpu:
-        from kvflow.patches.cpu.launch import cpu_engine_args, cpu_engine_environment
+        from kvflow.patches.cpu.environment import cpu_engine_args, cpu_engine_environment
 
         environment = cpu_engine_environment(environment)
         command += cpu_engine_args()

@@ -9,7 +9,8 @@ from kvflow.engine.accounting import Accounting, Counters, Tier
 from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.choice import FREE_CHOICE, Choice
-from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.claim import Claim
+from kvflow.engine.claims import ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
 from kvflow.engine.coordinator import Coordinator, PromptClaim
 from kvflow.engine.digests import digest_of_head, digests, rest_tokens, unit_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
 

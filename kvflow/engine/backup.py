@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvflow.engine.ahead import LIKELY
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
 

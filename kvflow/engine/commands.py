@@ -9,7 +9,7 @@ from typing import Literal
 
 from kvflow.engine.accounting import Tier
 from kvflow.engine.backup import BackupPlanner
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.owners import Owners, Pin
 from kvflow.engine.ports import Node

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.choice import FREE_CHOICE, Choice
-from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.claim import Claim
+from kvflow.engine.claims import ClaimTable
 from kvflow.engine.entering import enter, learn
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy

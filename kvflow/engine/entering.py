@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.engine.owners import Owners
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import Role

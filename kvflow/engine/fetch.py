@@ -8,7 +8,7 @@ from typing import Any
 
 from kvflow.engine.accounting import Counters
 from kvflow.engine.ahead import nearest, target
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
 from kvflow.policy.prefetch import PrefetchPace

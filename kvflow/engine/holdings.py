@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from kvflow.engine.claims import Claim, ClaimTable
+from kvflow.engine.claim import Claim
+from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt

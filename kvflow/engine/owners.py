@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.engine.clock import Clock
 from kvflow.engine.roles import Role
 from kvflow.policy import EvictionClass, Rank, Standing

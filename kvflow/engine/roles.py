@@ -11,7 +11,7 @@ from kvflow.engine.clock import Clock
 from kvflow.engine.ports import Node
 
 if TYPE_CHECKING:
-    from kvflow.engine.claims import Claim
+    from kvflow.engine.claim import Claim
 
 _MIN_WASTED = 4
 _TAIL_MEMORY = 64

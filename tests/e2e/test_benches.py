@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from kvflow.patches.cpu.launch import server_environment
+from kvflow.patches.cpu.environment import server_environment
 from kvflow.replay.engines import LLAMA_8B
 from kvflow.trace import SynthOptions, synthetic_trace, write_trace
 

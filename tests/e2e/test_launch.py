@@ -20,7 +20,7 @@ import pytest
 
 from kvflow.hints import envelope, step_action, tool_action
 from kvflow.patches import cpu
-from kvflow.patches.cpu.launch import server_environment
+from kvflow.patches.cpu.environment import server_environment
 from tests import forking
 from tests.e2e.conftest import Server
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text

@@ -18,7 +18,8 @@ from kvflow.errors import ServerUnavailableError, UnsupportedEngineError
 from kvflow.patches import cpu
 from kvflow.patches.cpu.attention import attend, decode_rows, extend_new_rows
 from kvflow.patches.cpu.decoding import on_one_core
-from kvflow.patches.cpu.launch import HOST, PORTS, bind_list, cpu_engine_environment, free_port, log_tail
+from kvflow.patches.cpu.environment import bind_list, cpu_engine_environment
+from kvflow.patches.cpu.launch import HOST, PORTS, free_port, log_tail
 from kvflow.patches.cpu.model import build_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]

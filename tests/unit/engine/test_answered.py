@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvflow.engine import Coordinator, PromptClaim
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.engine.owners import Owners
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 

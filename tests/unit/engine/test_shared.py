@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvflow.engine import Coordinator
-from kvflow.engine.claims import Role
+from kvflow.engine.roles import Role
 from kvflow.policy import EvictionClass
 from tests.unit.engine.test_claims import FakeNode, announce, claim, class_of, retire
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvflow.engine import Coordinator
-from kvflow.engine.claims import Claim
+from kvflow.engine.claim import Claim
 from kvflow.sim import SimSettings, load_profile, simulate
 from kvflow.sim.node import Node
 from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
