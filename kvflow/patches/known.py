@@ -77,10 +77,12 @@ def _value_len(node: Any) -> int:
 
 
 def inner(node: Any) -> bool:
-    """Whether a node is on the device, and one below it too, which can be a leaf of neither tier.
+    """Whether a node can be a leaf of neither tier: it is the root, or on the device with one below it there too.
 
-    SGLang asks this of every node of a path that is let go, three times a request, and by asking for much more.
+    SGLang asks this of every node of a path that is let go, three times a request, and by asking for much more. The
+    root may have thousands of children, most of them no longer on the device.
     """
-    return node.component_data[BASE_COMPONENT_TYPE].value is not None and any(
-        child.component_data[BASE_COMPONENT_TYPE].value is not None for child in node.children.values()
+    return node.parent is None or (
+        node.component_data[BASE_COMPONENT_TYPE].value is not None
+        and any(child.component_data[BASE_COMPONENT_TYPE].value is not None for child in node.children.values())
     )

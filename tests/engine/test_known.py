@@ -68,3 +68,15 @@ def test_what_nodes_hold_is_counted_as_sglang_counts_it(publish: Any) -> None:
             assert tokens == type(component).value_len(component, node)
             seen.add(tokens)
     assert {0, PAGE} < seen
+
+
+def test_children_of_the_root_are_not_gone_through(make_tree: Any) -> None:
+    class Unread(dict[Any, Any]):
+        def values(self) -> Any:
+            raise AssertionError("there may be thousands, most of them no longer on the device")
+
+    core = make_tree("kvflow").cache.tree_core
+    core.root_node.children = Unread(core.root_node.children)
+    core._update_evictable_leaf_sets(core.root_node)
+    assert core.root_node not in core.evictable_device_leaves
+    assert core.root_node not in core.evictable_host_leaves
