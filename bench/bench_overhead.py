@@ -69,6 +69,8 @@ COMPARISONS = (
 )
 HEADS = 12
 REQUESTS = 48
+WARM_UP = 1 << 20
+"""Seed of the round before the first: no other round's (and not -1, for which `random` draws what it draws for 1)."""
 AT_ONCE = 4
 OUTPUT_TOKENS = 24
 SMALL_PAGE, TAILS = 4, 16
@@ -163,7 +165,7 @@ def measure(arms: Sequence[str], pairs: int, nodes: int, folder: Path) -> dict[s
         for arm in arms:
             servers[arm] = running.enter_context(start(arm, nodes, model, folder))
             fill(servers[arm].url, nodes)
-            asyncio.run(play(servers[arm].url, arm, seed=-1))  # warm up
+            asyncio.run(play(servers[arm].url, arm, seed=WARM_UP))
         schedulers = {arm: scheduler_of(server) for arm, server in servers.items()}
         for number in range(pairs):
             order = arms if number % 2 == 0 else arms[::-1]
