@@ -5,7 +5,9 @@ Servers run side by side on the CPU engine, and the same requests go to them in 
 * ``vanilla``: SGLang without kvflow's plugin, which SGLANG_PLUGINS leaves out; only the CPU engine is prepared.
 * ``rust core``, ``python core``: the plugin is installed and off; SGLang's default tree core, and the other.
 * ``kvflow``: on, without hints.
-* ``hinted``: on, and every request is a step of one of 48 workflows.
+* ``hinted``: on, and every request is the only step of a workflow of its own.
+* ``endless``: on, and every request is a step of one of 48 workflows, which never end and call agents at random, so that
+  kvflow expects contexts back that do not come: what is computed differs, not only what it costs to decide.
 
 CPU time is that of the scheduler process, so waiting does not count; the model's forward pass, which runs there on this
 engine, does. The comparison that isolates kvflow is the one with the Python core; the others show what choosing that
@@ -57,12 +59,14 @@ ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "rust core": ([], {}),
     "kvflow": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
     "hinted": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
+    "endless": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
 }
 COMPARISONS = (
     ("kvflow", "python core"),
     ("kvflow", "rust core"),
     ("hinted", "python core"),
     ("hinted", "rust core"),
+    ("endless", "rust core"),
     ("python core", "rust core"),
     ("rust core", "vanilla"),
     ("kvflow", "vanilla"),
@@ -91,8 +95,10 @@ def bodies(arm: str, seed: int) -> Iterator[dict[str, Any]]:
     params = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
     for index, (head, text) in enumerate(prompts(seed)):
         hints = {}
-        if arm == "hinted":
-            step = step_action(workflow_id=f"w{index}", workflow_type="bench", agent=f"a{head}")
+        if arm in ("hinted", "endless"):
+            ends = arm == "hinted"
+            workflow_id = f"w{seed}-{index}" if ends else f"w{index}"
+            step = step_action(workflow_id=workflow_id, workflow_type="bench", agent=f"a{head}", final=ends)
             hints = {"kv_hints": envelope([step])}
         yield {"text": text, "sampling_params": params, **hints}
 
