@@ -6,8 +6,8 @@ Servers run side by side on the CPU engine, and the same requests go to them in 
 * ``rust core``, ``python core``: the plugin is installed and off; SGLang's default tree core, and the other.
 * ``kvflow``: on, without hints.
 * ``hinted``: on, and every request is the only step of a workflow of its own.
-* ``endless``: on, and every request is a step of one of 48 workflows, which never end and call agents at random, so that
-  kvflow expects contexts back that do not come: what is computed differs, not only what it costs to decide.
+* ``endless``: on, and every request is a step of one of 48 workflows, which never end and call agents at random, so
+  that kvflow expects contexts back that do not come: what is computed differs, not only what it costs to decide.
 
 CPU time is that of the scheduler process, so waiting does not count; the model's forward pass, which runs there on this
 engine, does. The comparison that isolates kvflow is the one with the Python core; the others show what choosing that
