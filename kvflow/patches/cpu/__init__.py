@@ -70,10 +70,13 @@ def _check_environment() -> None:
 def declare_torchvision_ops() -> None:
     """Declare the two torchvision ops its Python code expects, when its compiled part does not fit this torch.
 
-    SGLang and transformers import torchvision, and that import fails on a CPU torch with the default wheel.
+    SGLang and transformers import torchvision, and that import fails on a CPU torch with the default wheel. A torch with
+    CUDA fits, and to declare them there would abort the process when torchvision declares its own.
     """
     import torch
 
+    if torch.version.cuda is not None:
+        return
     try:
         torch.ops.torchvision.nms  # noqa: B018 - the attribute access is the question
     except (AttributeError, RuntimeError):

@@ -48,12 +48,15 @@ def server_environment(
 ) -> dict[str, str]:
     """Make the environment `launch_server` starts from.
 
-    Inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller says; ``KVFLOW_*``
-    stay. Nothing is looked up on model hubs, health checks do not generate (they would leave radix nodes), and idle
+    On the CPU engine inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller
+    says; ``KVFLOW_*`` stay. On other devices all stay: what is installed there may be found by them. Nothing is looked up on model hubs, health checks do not generate (they would leave radix nodes), and idle
     connections stay open.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG_", "PYTHON"))}
-    environment = (cpu_engine_environment(kept, ranks=ranks) if device == "cpu" else kept) | {
+    environment = dict(os.environ)
+    if device == "cpu":
+        kept = {name: value for name, value in environment.items() if not name.startswith(("SGLANG_", "PYTHON"))}
+        environment = cpu_engine_environment(kept, ranks=ranks)
+    environment |= {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -61,8 +64,9 @@ def server_environment(
         "SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "PYTHONUNBUFFERED": "1",
     }
-    if python_path:
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, python_path))
+    found = [*map(str, python_path), *filter(None, [environment.get("PYTHONPATH")])]
+    if found:
+        environment["PYTHONPATH"] = os.pathsep.join(found)
     return environment
 
 
