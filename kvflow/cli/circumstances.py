@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 GPUS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
@@ -54,9 +53,10 @@ def _without_keys(argument: str) -> str:
 def _program(path: Path) -> str:
     """Give a benchmark by its place in the repository; all else that measures is our own command."""
     script = path.resolve()
-    if ROOT / "bench" in script.parents:
-        return f"python {script.relative_to(ROOT).as_posix()}"
-    return "kvflow"
+    bench = next((folder for folder in script.parents if folder.name == "bench"), None)
+    if bench is None or script.suffix != ".py":
+        return "kvflow"
+    return f"python {script.relative_to(bench.parent).as_posix()}"
 
 
 def _without_folders(argument: str) -> str:

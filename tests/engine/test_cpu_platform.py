@@ -18,7 +18,7 @@ from kvflow.errors import ServerUnavailableError, UnsupportedEngineError
 from kvflow.patches import cpu
 from kvflow.patches.cpu.attention import attend, decode_rows, extend_new_rows
 from kvflow.patches.cpu.decoding import on_one_core
-from kvflow.patches.cpu.environment import bind_list, cpu_engine_environment
+from kvflow.patches.cpu.environment import bind_list, cpu_engine_environment, server_environment
 from kvflow.patches.cpu.launch import HOST, PORTS, free_port, log_tail
 from kvflow.patches.cpu.model import build_model
 
@@ -260,6 +260,27 @@ def attended(start, end):
 for cut in (1, 33, 64, 100, 500, 699):
     assert torch.equal(torch.cat([attended(0, cut), attended(cut, 700)]), attended(0, 700)), cut
 """
+
+
+def test_a_server_on_a_gpu_finds_the_packages_its_caller_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/kit/site")
+    monkeypatch.setenv("SGLANG_HOST_IP", "127.0.0.1")
+    environment = server_environment(device="cuda", python_path=["/plugin"])
+    assert environment["PYTHONPATH"] == f"/plugin{os.pathsep}/kit/site"
+    assert environment["SGLANG_HOST_IP"] == "127.0.0.1"
+    environment = server_environment()
+    assert "PYTHONPATH" not in environment
+    assert "SGLANG_HOST_IP" not in environment
+
+
+def test_operators_of_torchvision_are_left_alone_where_torch_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("declared twice they would abort the process")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.library, "Library", refuse)
+    monkeypatch.setattr(torch, "ops", SimpleNamespace(torchvision=SimpleNamespace()))
+    cpu.declare_torchvision_ops()
 
 
 @pytest.mark.skipif("MKL_CBWR" not in cpu_engine_environment({}), reason="MKL has no strict mode on this processor")

@@ -41,6 +41,13 @@ def test_a_script_is_known_from_its_own_folder_too(monkeypatch: pytest.MonkeyPat
     assert circumstances()["command"] == "python bench/quality/gate.py"
 
 
+def test_a_script_of_another_checkout_is_known_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bench" / "bench_reuse.py"), "--device", "cuda"])
+    assert circumstances()["command"] == "python bench/bench_reuse.py --device cuda"
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bench" / ".venv" / "bin" / "kvflow"), "demo"])
+    assert circumstances()["command"] == "kvflow demo"
+
+
 def test_gpus_are_named_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = tmp_path / "nvidia-smi"
     asked.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 570.86.15'\n")

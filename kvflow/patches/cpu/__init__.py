@@ -70,8 +70,8 @@ def _check_environment() -> None:
 def declare_torchvision_ops() -> None:
     """Declare the two torchvision ops its Python code expects, when its compiled part does not fit this torch.
 
-    SGLang and transformers import torchvision, and that import fails on a CPU torch with the default wheel. A torch with
-    CUDA fits, and to declare them there would abort the process when torchvision declares its own.
+    SGLang and transformers import torchvision, and that import fails on a CPU torch with the default wheel. One for
+    CUDA fits, and would abort the process when it declares its own beside ours.
     """
     import torch
 

@@ -49,8 +49,8 @@ def server_environment(
     """Make the environment `launch_server` starts from.
 
     On the CPU engine inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller
-    says; ``KVFLOW_*`` stay. On other devices all stay: what is installed there may be found by them. Nothing is looked up on model hubs, health checks do not generate (they would leave radix nodes), and idle
-    connections stay open.
+    says; ``KVFLOW_*`` stay. On other devices all stay: what is installed there may be found by them. Nothing is looked
+    up on model hubs, health checks do not generate (they would leave radix nodes), and idle connections stay open.
     """
     environment = dict(os.environ)
     if device == "cpu":
