@@ -6,7 +6,8 @@ Tensor-parallel ranks agree on it before, since forward passes of different shap
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from operator import itemgetter
@@ -21,7 +22,7 @@ from kvflow.reuse import KV, Chunk, Graft, budget_tokens, chosen, deviations, jo
 
 logger = logging.getLogger(__name__)
 
-_SEPARATE_RUNS = frozenset({"flashinfer"})
+_WRITES_LAST = frozenset({"flashinfer"})
 """Attention backends that write KV after attention within a layer: a later run would not see an earlier one's."""
 
 Repairs = dict[int, list[list[tuple[int, int]]]]
@@ -59,7 +60,8 @@ class Splicing:
         self.repaired_tokens = 0
         self._runner = runner
         self._ranks = ranks
-        self._together = runner.prefill_attention_backend_str not in _SEPARATE_RUNS
+        self._paged = _paged_attention(runner)
+        self._together = self._paged is not None or runner.prefill_attention_backend_str not in _WRITES_LAST
         self._layer = min(repair_layer, self.pool.layers - 1)
         self._by_layers = True
         if not rows.by_layers(runner):
@@ -95,9 +97,10 @@ class Splicing:
             return None
         chunks = [one and one.chunk for one in spliced]
         asked = {row: one for row, one in enumerate(spliced) if one and one.put}
-        repairs = self._repairs(batch, asked, chunks) if asked else {}
-        for runs in rounds(chunks, repairs, together=self._together):
-            rows.compute(batch, self._runner, runs)
+        with self._writing_first():
+            repairs = self._repairs(batch, asked, chunks) if asked else {}
+            for runs in rounds(chunks, repairs, together=self._together):
+                rows.compute(batch, self._runner, runs)
         starts = [one.chunk.rest if one else start for one, start in zip(spliced, batch.prefix_lens, strict=True)]
         return rows.beginning_later(batch, starts)
 
@@ -106,6 +109,18 @@ class Splicing:
         if self._ranks is not None:
             torch.distributed.all_reduce(vector, group=self._ranks)
         return vector
+
+    @contextmanager
+    def _writing_first(self) -> Iterator[None]:
+        """Have attention read all from pages, so that KV are written before, for the length of a ``with`` block."""
+        if self._paged is None:
+            yield
+            return
+        before, self._paged.use_paged = self._paged.use_paged, True
+        try:
+            yield
+        finally:
+            self._paged.use_paged = before
 
     def _agreed(self, spliced: Sequence[Spliced | None]) -> bool:
         if self._ranks is None:
@@ -155,6 +170,12 @@ class Splicing:
             return deviations(put, self.pool.read(row, graft.start, graft.end, layer))
 
         return torch.cat([of(*pair) for pair in zip(spliced.chunk.grafts, spliced.put, strict=True)])
+
+
+def _paged_attention(runner: Any) -> Any | None:
+    """The attention backend of prefill, if it can be told to read all from pages; FlashInfer's can."""
+    backend = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
+    return backend if hasattr(backend, "use_paged") else None
 
 
 def rounds(chunks: Sequence[Chunk | None], repairs: Repairs, *, together: bool) -> list[list[rows.Run]]:

@@ -35,3 +35,33 @@ def exact(server: Server, agent: str, document: str, tail: str = " so?", **body:
 
 def reuse(server: Server) -> dict[str, Any]:
     return server.get("stats")["replicas"][0]["reuse"]
+
+
+def between_texts(server: Server) -> tuple[Any, Any]:
+    """Ask the same about three texts with much in between, computed and with the texts put in where they stood.
+
+    Returns:
+        The likeliest tokens of both answers, with their log probabilities.
+    """
+    texts, runs = [text(f"text {n}", 200) for n in range(3)], [text(f"run {n}", 120) for n in range(4)]
+    prompt, ranges = runs[0], []
+    for number, one in enumerate(texts):
+        ranges.append({"name": f"text {number}", "start": len(prompt), "end": len(prompt) + len(one)})
+        prompt += one + runs[number + 1]
+
+    def answer(mode: str) -> Any:
+        step = step_action(workflow_id="between", workflow_type="t", agent="reader")
+        probe = {"return_logprob": True, "top_logprobs_num": 20}
+        actions = [step, segments_action(ranges=ranges, mode=mode)]
+        return server.generate(prompt, tokens=4, kv_hints=envelope(actions), **probe)["meta_info"][
+            "output_top_logprobs"
+        ]
+
+    computed = answer("rotate")
+    server.end("between")
+    for number in range(5):
+        server.generate(text(f"flood {number}", 500), tokens=1)
+    before = reuse(server)["grafted_tokens"]
+    spliced = answer("rotate")
+    assert reuse(server)["grafted_tokens"] == before + sum(map(len, texts))
+    return computed, spliced

@@ -15,7 +15,7 @@ import kvflow
 from kvflow.hints import envelope, feedback_action, segments_action, step_action
 from kvflow.reuse import Outcomes
 from tests.e2e.conftest import HOST_TIER, Server
-from tests.e2e.reusing import DOCUMENT, ROLE, ask, exact, reuse, text
+from tests.e2e.reusing import DOCUMENT, ROLE, ask, between_texts, exact, reuse, text
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 
@@ -90,6 +90,11 @@ def test_at_the_same_position_the_next_tokens_are_the_same_to_the_last_bit(rotat
     assert spliced["meta_info"]["cached_tokens"] == ROLE
     assert spliced["text"] == wanted["text"]
     assert spliced["meta_info"]["output_top_logprobs"] == wanted["meta_info"]["output_top_logprobs"]
+
+
+def test_what_stands_between_texts_sees_what_stands_between_earlier_ones(rotating: Server) -> None:
+    exact_answer, spliced = between_texts(rotating)
+    assert spliced == exact_answer
 
 
 VARIANTS = {
