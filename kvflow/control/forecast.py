@@ -10,7 +10,6 @@ from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Surv
 from kvflow.predict.endings import Endings
 from kvflow.predict.next_use import StepsAhead, Wait, next_use, still_alive
 
-_PAUSE = "pause"
 _RETURN = "return"
 _LEAST_PROBABILITY = 0.01
 _WAITED_WEIGHT = 0.05
@@ -22,7 +21,6 @@ class Forecaster:
 
     Attributes:
         tools: how long tools take, by tool and verb.
-        pauses: how long an agent's context stays unused between requests when no tool runs, by workflow type and agent.
         returns: how long it takes until an agent's context is used again, whatever happens in between.
         pace: how long agents' steps take.
         survival: whether contexts are used again, by how often they have been.
@@ -33,7 +31,6 @@ class Forecaster:
     """
 
     tools: DurationModel = field(default_factory=DurationModel)
-    pauses: DurationModel = field(default_factory=DurationModel)
     returns: DurationModel = field(default_factory=DurationModel)
     pace: Pace = field(default_factory=Pace)
     survival: Survival = field(default_factory=Survival)
@@ -57,13 +54,11 @@ class Forecaster:
         self.tools.observe(wait.tool, wait.verb, max(0.0, now_s - wait.started_s), workflow=workflow.workflow_id)
 
     def asked(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> None:
-        """Learn how long a context was left alone, unless tools explain it."""
+        """Learn how long a context was left alone."""
         if context.turns:
             self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=False)
         if context.answered_s is not None:
             self.returns.observe(_RETURN, _key(workflow, agent), max(0.0, now_s - context.answered_s))
-        if context.answered_s is not None and not context.last_tool:
-            self.pauses.observe(_PAUSE, _key(workflow, agent), max(0.0, now_s - context.answered_s))
 
     def step_ended(self, workflow: Workflow, agent: str, seconds: float) -> None:
         """Learn how long a step took, tools included."""
@@ -156,7 +151,10 @@ class Forecaster:
         again: float,
         now_s: float,
     ) -> tuple[float, float]:
-        """Probability and mean time of the next use after all tools under way, or else after a pause."""
+        """Probability and mean time of the next use after all tools under way.
+
+        While none is, one may begin that nobody has told of yet: then by how such contexts have returned so far.
+        """
         if len(waits) > 1:
             elapsed = [max(0.0, now_s - wait.started_s) for wait in waits]
             tools = [
@@ -168,7 +166,7 @@ class Forecaster:
         if waits:
             durations, elapsed_s = self._durations(workflow, waits[0]), max(0.0, now_s - waits[0].started_s)
         else:
-            durations = self.pauses.of(_PAUSE, _key(workflow, agent))
+            durations = self.returns.of(_RETURN, _key(workflow, agent))
             elapsed_s = max(0.0, now_s - (context.answered_s or now_s))
         return still_alive(again, durations.longer_than(elapsed_s)), durations.residual_s(elapsed_s)
 
