@@ -38,7 +38,7 @@ def reuse(server: Server) -> dict[str, Any]:
 
 
 def between_texts(server: Server) -> tuple[Any, Any]:
-    """Ask the same about three texts with much in between, computed and with the texts put in where they stood.
+    """Ask twice about three texts with much in between: computed, then with the texts put in where they stood.
 
     Returns:
         The likeliest tokens of both answers, with their log probabilities.
@@ -49,19 +49,17 @@ def between_texts(server: Server) -> tuple[Any, Any]:
         ranges.append({"name": f"text {number}", "start": len(prompt), "end": len(prompt) + len(one)})
         prompt += one + runs[number + 1]
 
-    def answer(mode: str) -> Any:
+    def answer() -> Any:
         step = step_action(workflow_id="between", workflow_type="t", agent="reader")
-        probe = {"return_logprob": True, "top_logprobs_num": 20}
-        actions = [step, segments_action(ranges=ranges, mode=mode)]
-        return server.generate(prompt, tokens=4, kv_hints=envelope(actions), **probe)["meta_info"][
-            "output_top_logprobs"
-        ]
+        hints = envelope([step, segments_action(ranges=ranges, mode="rotate")])
+        meta = server.generate(prompt, kv_hints=hints, return_logprob=True, top_logprobs_num=20)["meta_info"]
+        return meta["output_top_logprobs"]
 
-    computed = answer("rotate")
+    computed = answer()
     server.end("between")
     for number in range(5):
         server.generate(text(f"flood {number}", 500), tokens=1)
     before = reuse(server)["grafted_tokens"]
-    spliced = answer("rotate")
+    spliced = answer()
     assert reuse(server)["grafted_tokens"] == before + sum(map(len, texts))
     return computed, spliced
