@@ -9,13 +9,13 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, zip_longest
-from operator import itemgetter
+from itertools import chain
 from typing import Any
 from zlib import crc32
 
 import torch
 
+from kvflow.errors import ReuseUnsupportedError
 from kvflow.patches import rows
 from kvflow.patches.kv_pool import Pool
 from kvflow.reuse import KV, Chunk, Graft, budget_tokens, chosen, deviations, joined
@@ -52,7 +52,7 @@ class Splicing:
         repair_layer: whose KV show which tokens are repaired.
 
     Raises:
-        ReuseUnsupportedError: it cannot be done with the model's KV pool.
+        ReuseUnsupportedError: it cannot be done with the model's KV pool, or attention backend.
     """
 
     def __init__(self, runner: Any, ranks: Any | None, repair_layer: int) -> None:
@@ -61,7 +61,6 @@ class Splicing:
         self._runner = runner
         self._ranks = ranks
         self._paged = _paged_attention(runner)
-        self._together = self._paged is not None or runner.prefill_attention_backend_str not in _WRITES_LAST
         self._layer = min(repair_layer, self.pool.layers - 1)
         self._by_layers = True
         if not rows.by_layers(runner):
@@ -99,8 +98,7 @@ class Splicing:
         asked = {row: one for row, one in enumerate(spliced) if one and one.put}
         with self._writing_first():
             repairs = self._repairs(batch, asked, chunks) if asked else {}
-            for runs in rounds(chunks, repairs, together=self._together):
-                rows.compute(batch, self._runner, runs)
+            rows.compute(batch, self._runner, runs_before_rest(chunks, repairs))
         starts = [one.chunk.rest if one else start for one, start in zip(spliced, batch.prefix_lens, strict=True)]
         return rows.beginning_later(batch, starts)
 
@@ -173,34 +171,25 @@ class Splicing:
 
 
 def _paged_attention(runner: Any) -> Any | None:
-    """The attention backend of prefill, if it can be told to read all from pages; FlashInfer's can."""
+    """The attention backend of prefill, if it writes KV first only when told to read all from pages; else None."""
+    if runner.prefill_attention_backend_str not in _WRITES_LAST:
+        return None
     backend = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
-    return backend if hasattr(backend, "use_paged") else None
+    if not hasattr(backend, "use_paged"):
+        raise ReuseUnsupportedError(f"attention backend {type(backend).__name__}, which writes KV after it has read")
+    return backend
 
 
-def rounds(chunks: Sequence[Chunk | None], repairs: Repairs, *, together: bool) -> list[list[rows.Run]]:
-    """What is computed before the rest: all at once, or part after part where attention asks for it.
-
-    Runs of one graft are computed at once even then: what they see of each other within a layer is what was put in.
+def runs_before_rest(chunks: Sequence[Chunk | None], repairs: Repairs) -> list[rows.Run]:
+    """What is computed before the rest: what stands between grafts, and what is repaired of them, by row and in order.
 
     Args:
         chunks: of each row; None where nothing is put in.
         repairs: by row.
-        together: KV are written before attention reads them, so that all see each other.
-
-    Returns:
-        Forward passes, in order.
     """
-    parts = [_parts(chunk, repairs.get(row, [])) if chunk else [] for row, chunk in enumerate(chunks)]
-    if together:
-        runs = [(row, *run) for row, of_row in enumerate(parts) for run in joined(chain.from_iterable(of_row))]
-        return [runs] if runs else []
-    passes = zip_longest(*parts, fillvalue=())
-    return [[(row, *run) for row, part in enumerate(one) for run in part] for one in passes]
-
-
-def _parts(chunk: Chunk, repairs: Sequence[Sequence[tuple[int, int]]]) -> list[list[tuple[int, int]]]:
-    """What of a chunk is computed before its rest, in order: runs between grafts, and runs within each."""
-    parts = [(run[0], [run]) for run in chunk.runs]
-    parts += [(graft.start, list(runs)) for graft, runs in zip(chunk.grafts, repairs, strict=False) if runs]
-    return [part for _, part in sorted(parts, key=itemgetter(0))]
+    return [
+        (row, *run)
+        for row, chunk in enumerate(chunks)
+        if chunk
+        for run in joined(chain(chunk.runs, *repairs.get(row, [])))
+    ]
