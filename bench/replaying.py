@@ -119,7 +119,7 @@ def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
     arms = ALL_ARMS if options.arms == ["all"] else options.arms or ()
     if not arms and "--arm" not in names(further):
         arms = preset.arms
-    command = [str(Path(sys.executable).parent / "kvflow"), "replay", *preset.words(further)]
+    command = [sys.executable, "-m", "kvflow", "replay", *preset.words(further)]
     command += ["--profile", options.profile]
     if options.fast_link:
         command += ["--link", FAST_LINK]
