@@ -174,7 +174,9 @@ def _paged_attention(runner: Any) -> Any | None:
     """The attention backend of prefill, if it writes KV first only when told to read all from pages; else None."""
     if runner.prefill_attention_backend_str not in _WRITES_LAST:
         return None
-    backend = getattr(runner.attn_backend, "prefill_backend", runner.attn_backend)
+    backend = runner.attn_backend
+    if not hasattr(backend, "use_paged"):  # one for prefill and another for decode
+        backend = getattr(backend, "prefill_backend", backend)
     if not hasattr(backend, "use_paged"):
         raise ReuseUnsupportedError(f"attention backend {type(backend).__name__}, which writes KV after it has read")
     return backend

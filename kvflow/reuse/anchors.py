@@ -25,6 +25,9 @@ from kvflow.reuse.kv import KV
 _TOP = 0.9
 """Weights of the most similar anchors are used up to so much of the whole."""
 
+_ROUNDING = 1e-9
+"""Of entropies: weights that are all the same have the greatest possible, which γ = 1 allows."""
+
 _SAME = 1e-6
 """Squared distance of base values below which a text is that of an anchor."""
 
@@ -122,7 +125,7 @@ class AnchorPool:
         if among < 2:
             return Weighing(reason="few anchors")
         weights = torch.softmax(-squared.sqrt(), dim=0)
-        if _entropy(weights) > self.entropy * math.log(among):
+        if _entropy(weights) > self.entropy * math.log(among) + _ROUNDING:
             return Weighing(reason="like no anchor in particular")
         return self._served(_top(weights))
 

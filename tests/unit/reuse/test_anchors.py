@@ -90,6 +90,12 @@ def test_examples_that_are_too_short_have_no_weight() -> None:
     assert short.uses == 0
 
 
+@pytest.mark.parametrize("examples", range(2, 21))
+def test_with_the_greatest_gamma_all_weights_will_do(examples: int) -> None:
+    made = pool(*(anchor(float(index)) for index in range(examples)), entropy=1.0)
+    assert made.weigh(squared(*[7.3] * examples)).reason == ""
+
+
 far_away = st.just(math.inf)
 
 
