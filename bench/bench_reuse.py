@@ -178,6 +178,7 @@ def main() -> None:
     if options.json:
         record = {"bench": "reuse", **circumstances(), "shape": asdict(shape), "programs": options.programs}
         record |= {"rows": rows, "memory": {key: stats[key] for key in ("anchors", "texts", "held_bytes")}}
+        record["dense"] = stats["dense"]
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
