@@ -28,7 +28,7 @@ def test_there_may_be_nothing_to_compute_before_the_rest() -> None:
 
 
 def test_flashinfer_reads_all_from_pages_or_reuse_is_refused() -> None:
-    paged = SimpleNamespace(use_paged=False)
+    paged = SimpleNamespace(use_paged=False, prefill_backend="fa2")  # of FlashInfer's kernels
     runner = SimpleNamespace(prefill_attention_backend_str="flashinfer", attn_backend=paged)
     assert _paged_attention(runner) is paged
     runner.attn_backend = SimpleNamespace(prefill_backend=paged)
