@@ -158,6 +158,8 @@ def main() -> None:
     add_options(parser)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.programs < 1 or options.warm_up < 0:
+        parser.error("--programs is at least 1, --warm-up at least 0")
     shape = Shape(options.agents, options.task, options.prefix, options.answer)
     env = {"KVFLOW_STRICT": "1", "KVFLOW_REUSE__MODE": "kvcomm", "KVFLOW_REUSE__ENTROPY": "1"}
     env |= {"KVFLOW_REUSE__AGREEMENT": "0", "KVFLOW_REUSE__DIVERGENCE": "1e9", "KVFLOW_REUSE__CHECK_EVERY": "1000000"}

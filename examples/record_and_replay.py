@@ -12,12 +12,12 @@ from pathlib import Path
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:30000"
 PROGRAM = Path(__file__).parent / "fan_out.py"
-KVFLOW = str(Path(sys.executable).parent / "kvflow")
+KVFLOW = [sys.executable, "-m", "kvflow"]
 
 with tempfile.TemporaryDirectory() as folder:
     trace = str(Path(folder) / "run.jsonl")
-    subprocess.run([KVFLOW, "trace", "record", "--out", trace, "--", sys.executable, str(PROGRAM), URL], check=True)
-    subprocess.run([KVFLOW, "trace", "stats", trace], check=True)
+    subprocess.run([*KVFLOW, "trace", "record", "--out", trace, "--", sys.executable, str(PROGRAM), URL], check=True)
+    subprocess.run([*KVFLOW, "trace", "stats", trace], check=True)
     arms = ["--arm", "silent=no-hints", "--arm", "telling=hints"]
-    replay = [KVFLOW, "replay", trace, "--url", URL, *arms, "--rounds", "1", "--free", "--folder", folder]
+    replay = [*KVFLOW, "replay", trace, "--url", URL, *arms, "--rounds", "1", "--free", "--folder", folder]
     subprocess.run(replay, check=True)

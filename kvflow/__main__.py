@@ -2,4 +2,5 @@
 
 from kvflow.cli import app
 
-app(prog_name="kvflow")
+if __name__ == "__main__":
+    app(prog_name="kvflow")

@@ -174,12 +174,11 @@ def _paged_attention(runner: Any) -> Any | None:
     """The attention backend of prefill, if it writes KV first only when told to read all from pages; else None."""
     if runner.prefill_attention_backend_str not in _WRITES_LAST:
         return None
-    backend = runner.attn_backend
-    if not hasattr(backend, "use_paged"):  # one for prefill and another for decode
-        backend = getattr(backend, "prefill_backend", backend)
-    if not hasattr(backend, "use_paged"):
-        raise ReuseUnsupportedError(f"attention backend {type(backend).__name__}, which writes KV after it has read")
-    return backend
+    whole = runner.attn_backend
+    for backend in (whole, getattr(whole, "prefill_backend", None)):  # a hybrid has another for decode
+        if hasattr(backend, "use_paged"):
+            return backend
+    raise ReuseUnsupportedError(f"attention backend {type(whole).__name__}, which writes KV after it has read")
 
 
 def runs_before_rest(chunks: Sequence[Chunk | None], repairs: Repairs) -> list[rows.Run]:
