@@ -78,6 +78,7 @@ class Holdings:
         program.looked_s = self._claims.clock.now_s
         held: dict[tuple[str, str], float] = {}
         fixed: dict[Hashable, int] = {}
+        due_s: dict[Hashable, float] = {}
         back_s: float | None = None
         for workflow_id in list(program.workflows):
             claims = self._claims.of(workflow_id)
@@ -91,17 +92,21 @@ class Holdings:
                 left_s = claim.back_s(self._claims.clock)
                 back_s = left_s if back_s is None else min(back_s, left_s)
                 if claim.fixed_prompt.tokens and claim.likelihood >= _TO_BE_USED:
-                    fixed |= claim.fixed_prompt.parts(self._cached)
+                    parts = claim.fixed_prompt.parts(self._cached)
+                    fixed |= parts
+                    due_s |= {part: min(left_s, due_s.get(part, left_s)) for part in parts}
                 if claim.keeps_tail:
                     held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
         for request in program.requests.values():
             key = (request.claim.workflow_id, request.claim.agent)
             if request.fixed_prompt is not None:
-                fixed |= request.fixed_prompt.parts(self._cached)
+                brought = request.fixed_prompt.parts(self._cached)
+                fixed |= brought
+                due_s |= dict.fromkeys(brought, 0.0)
             own_tokens = request.tokens - self._fixed_tokens(request)
             held[key] = max(held.get(key, 0.0), own_tokens + self._typical.generated_tokens)
         view = program.view
-        view.live_tokens, view.fixed_tokens = round(sum(held.values())), fixed
+        view.live_tokens, view.fixed_tokens, view.fixed_due_s = round(sum(held.values())), fixed, due_s
         view.back_s = back_s
         view.busy = any(request.running for request in program.requests.values())
         view.waiting = any(not request.running for request in program.requests.values())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvflow.policy.costs import ServingCosts
 from kvflow.policy.throughput import AdmissionMemory, Step, best_share
@@ -29,6 +30,7 @@ class ProgramView:
     Attributes:
         live_tokens: context of its own that it will use again, or what its waiting requests bring, whichever is more.
         fixed_tokens: length of each part of the fixed prompts it will use; programs have parts in common.
+        fixed_due_s: expected seconds until parts of them are used, of those that no request of it brings.
         busy: it has requests that run.
         waiting: it has requests that wait.
         back_s: expected seconds until its next request when it has none; None when nothing is expected.
@@ -40,6 +42,7 @@ class ProgramView:
 
     live_tokens: int = 0
     fixed_tokens: Mapping[Hashable, int] = field(default_factory=dict)
+    fixed_due_s: Mapping[Hashable, float] = field(default_factory=dict)
     busy: bool = False
     waiting: bool = False
     back_s: float | None = None
@@ -76,7 +79,7 @@ class ProgramAdmission:
 
     *What a tool costs.* A program that waits for a tool keeps its place while the share of the device that it occupies,
     for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / device <= restore_s``,
-    with some patience.
+    with some patience. So do the fixed prompts of agents that it is expected to run later.
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
@@ -117,12 +120,13 @@ class ProgramAdmission:
             for program in programs:
                 program.admitted |= program.waiting
         copied = min(1.0, memory.host_tokens / max(1, tokens))
+        worth = partial(self._worth_its_room, memory, copied)
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
-                program.admitted = self._worth_its_place(program, memory, copied)
+                program.admitted = program.back_s is not None and worth(program.live_tokens, program.back_s)
         typical_s = 1.0 + (program_s or sum(program.served_s for program in programs) / max(1, len(programs)))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
-        room = _Room((program for program in programs if program.admitted), room_tokens)
+        room = _Room((program for program in programs if program.admitted), room_tokens, worth)
         self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
@@ -147,11 +151,9 @@ class ProgramAdmission:
         found_tokens = min(tokens, found_tokens)
         return self._costs.load_s(min(host_tokens, found_tokens)) + self._costs.compute_s(found_tokens, tokens)
 
-    def _worth_its_place(self, program: ProgramView, memory: AdmissionMemory, copied: float) -> bool:
-        if program.back_s is None:
-            return False
-        idle_s = program.back_s * program.live_tokens / max(1, memory.device_tokens)
-        return idle_s <= _PATIENCE * self._restore_s(program.live_tokens, copied)
+    def _worth_its_room(self, memory: AdmissionMemory, copied: float, tokens: int, back_s: float) -> bool:
+        idle_s = back_s * tokens / max(1, memory.device_tokens)
+        return idle_s <= _PATIENCE * self._restore_s(tokens, copied)
 
     @staticmethod
     def _shrink(programs: Sequence[ProgramView], room: _Room, typical_s: float) -> None:
@@ -171,10 +173,16 @@ class ProgramAdmission:
 
 
 class _Room:
-    """What programs take of so much room: their contexts, and each fixed prompt once."""
+    """What programs take of so much room: their contexts, and each fixed prompt once, if it is worth that."""
 
-    def __init__(self, programs: Iterable[ProgramView], room_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        programs: Iterable[ProgramView],
+        room_tokens: int = 0,
+        worth: Callable[[int, float], bool] = lambda tokens, due_s: True,
+    ) -> None:
         self._room_tokens = room_tokens
+        self._worth = worth
         self._most_shared = int(_MOST_SHARED * room_tokens)
         self._own_tokens = self._shared_tokens = 0
         self._users: Counter[Hashable] = Counter()
@@ -205,17 +213,22 @@ class _Room:
         """A program is let in."""
         self._own_tokens += program.live_tokens
         self._shared_tokens += self._new_tokens(program)
-        self._users.update(program.fixed_tokens.keys())
+        self._users.update(self._fixed(program))
 
     def give_back(self, program: ProgramView) -> None:
         """A program has lost its place."""
         self._own_tokens -= program.live_tokens
-        self._users.subtract(program.fixed_tokens.keys())
+        self._users.subtract(self._fixed(program))
         self._shared_tokens -= self._new_tokens(program)
 
     def _new_tokens(self, program: ProgramView) -> int:
         """Fixed prompts that nobody else uses."""
-        return sum(tokens for role, tokens in program.fixed_tokens.items() if not self._users[role])
+        return sum(program.fixed_tokens[part] for part in self._fixed(program) if not self._users[part])
+
+    def _fixed(self, program: ProgramView) -> list[Hashable]:
+        """The parts of fixed prompts that a program takes room for."""
+        due_s = program.fixed_due_s
+        return [part for part, tokens in program.fixed_tokens.items() if self._worth(tokens, due_s.get(part, 0.0))]
 
 
 def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> Iterator[ProgramView]:

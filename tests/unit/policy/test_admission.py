@@ -185,6 +185,16 @@ def test_programs_that_bring_no_fixed_prompt_of_their_own_go_before_those_that_d
     assert admitted(running, other, sharing("a", 60_000, waiting=True)) == [True, False, True]
 
 
+def test_a_fixed_prompt_of_a_later_step_takes_room_while_keeping_it_weighs_less_than_restoring_it() -> None:
+    def two(due_s: float) -> list[bool]:
+        running = sharing("later", 60_000, admitted=True, busy=True, fixed_due_s={"later": due_s})
+        return admitted(running, program(waiting=True))
+
+    restore_s = COSTS.compute_s(0, 60_000)
+    assert two(due_s=restore_s) == [True, False]
+    assert two(due_s=10 * restore_s) == [True, True]
+
+
 def test_fixed_prompts_that_never_fit_hold_nobody_of_their_type_back() -> None:
     assert admitted(*(sharing("a", 300_000, 2_000, waiting=True) for _ in range(8))) == [True] * 8
 
