@@ -10,7 +10,7 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ PROSE_FROM, PROSE_EVERY = 3, 8
 """Lesson from which on one step in so many is on prose."""
 ENOUGH, LEAST_STEPS = 0.85, 20
 """Share of answers that have to be right before the next lesson begins, and how long a lesson takes at least."""
+LEAST_PRACTICE = 0.1
+"""Weight of a kind of question that is always answered right; of one that never is, it is more by one."""
 
 Row = list[tuple[int, int, str]]
 """Token, what is to be learned there (or :data:`IGNORED`), and the kind of question."""
@@ -56,15 +58,16 @@ LESSONS = (
 """Random tokens and the same again teach to look up what followed a token; without that start, nothing is learned."""
 
 
-def puzzle_row(rng: random.Random, lesson: Lesson, texts: int) -> Row:
-    """Write one prompt with questions and answers."""
+def puzzle_row(rng: random.Random, lesson: Lesson, texts: int, right: Mapping[str, float]) -> Row:
+    """Write one prompt with questions and answers, the more of a kind the fewer of it are answered right by now."""
     if not texts:
         tokens = [rng.choice(NAMES + DIGITS) for _ in range(rng.randint(8, 24))]
         return _given([*tokens, tokens[0]]) + _wanted(tokens[1:], "copy")
     role, puzzle = make_role(rng, lesson.filler), make_puzzle(rng, texts, lesson.statements)
     row = _given([*role, *(token for text in puzzle.texts for token in text)])
-    for _ in range(4 + lesson.statements * texts):
-        question = puzzle.ask(rng, role, rng.choice(lesson.kinds))
+    weights = [LEAST_PRACTICE + 1 - right[kind] for kind in lesson.kinds]
+    for kind in rng.choices(lesson.kinds, weights, k=4 + lesson.statements * texts):
+        question = puzzle.ask(rng, role, kind)
         if question is not None:
             row += _given(question.asked) + _wanted(question.answer, question.kind)
     return row
@@ -100,7 +103,7 @@ def train(spec: ModelSpec, steps: int, seed: int, device: str) -> Any:
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = RATE * min(1, (step + 1) / 50, 2.5 * (1 - step / steps))
         prose = lesson >= PROSE_FROM and step % PROSE_EVERY == 0
-        loss = _learn(model, _rows(rng, LESSONS[lesson], library if prose else None), right)
+        loss = _learn(model, _rows(rng, LESSONS[lesson], library if prose else None, right), right)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
@@ -117,11 +120,11 @@ def _learned(lesson: Lesson, right: dict[str, float], steps: int) -> bool:
     return steps >= lesson.most_steps or (steps >= LEAST_STEPS and min(right[kind] for kind in lesson.kinds) > ENOUGH)
 
 
-def _rows(rng: random.Random, lesson: Lesson, library: Library | None) -> list[Row]:
+def _rows(rng: random.Random, lesson: Lesson, library: Library | None, right: Mapping[str, float]) -> list[Row]:
     texts = rng.choice(lesson.texts or (0,))
     rows: list[Row] = []
     while sum(map(len, rows)) < BATCH_TOKENS:
-        rows.append(prose_row(rng, lesson, library) if library else puzzle_row(rng, lesson, texts))
+        rows.append(prose_row(rng, lesson, library) if library else puzzle_row(rng, lesson, texts, right))
     return rows
 
 

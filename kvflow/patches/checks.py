@@ -48,6 +48,11 @@ class Checks:
         self._under_way: OrderedDict[str, _Check] = OrderedDict()
         self._due: list[str] = []
 
+    @property
+    def under_way(self) -> int:
+        """Checks that have begun and not ended."""
+        return len(self._under_way)
+
     def begin(self, req: Any, prompt: Prompt, plan: Plan, mode: str | None) -> None:
         """Have a request checked that has been answered.
 

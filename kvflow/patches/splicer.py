@@ -139,6 +139,7 @@ class Splicer:
             "texts": len(reuse.segments),
             "anchors": sum(len(pool.anchors) for pool in reuse.pools.values()),
             "checks": self.checks.compared,
+            "checks_under_way": self.checks.under_way,
             "gate": reuse.report(),
             "held_bytes": reuse.memory.used_bytes,
             "dropped": reuse.memory.dropped,

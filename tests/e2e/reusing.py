@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+import time
 from typing import Any
 
 from kvflow.hints import envelope, segments_action, step_action
@@ -35,6 +36,13 @@ def exact(server: Server, agent: str, document: str, tail: str = " so?", **body:
 
 def reuse(server: Server) -> dict[str, Any]:
     return server.get("stats")["replicas"][0]["reuse"]
+
+
+def settle(server: Server) -> None:
+    """Wait for the gate's checks of what has been asked: they put texts in, too."""
+    deadline_s = time.monotonic() + 10
+    while reuse(server)["checks_under_way"] and time.monotonic() < deadline_s:
+        time.sleep(0.02)
 
 
 def between_texts(server: Server) -> tuple[Any, Any]:

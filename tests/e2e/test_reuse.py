@@ -15,7 +15,7 @@ import kvflow
 from kvflow.hints import envelope, feedback_action, segments_action, step_action
 from kvflow.reuse import Outcomes
 from tests.e2e.conftest import HOST_TIER, Server
-from tests.e2e.reusing import DOCUMENT, ROLE, ask, between_texts, exact, reuse, text
+from tests.e2e.reusing import DOCUMENT, ROLE, ask, between_texts, exact, reuse, settle, text
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 
@@ -30,6 +30,7 @@ def _rotating(start: Callable[..., Any]) -> Iterator[Server]:
 @pytest.fixture
 def rotating(_rotating: Server) -> Server:
     """A server that moves keys, with a quality gate that lets everything pass."""
+    settle(_rotating)
     _rotating.fresh()
     return _rotating
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Server
-from tests.e2e.reusing import DOCUMENT, ask, exact, reuse, text
+from tests.e2e.reusing import DOCUMENT, ask, exact, reuse, settle, text
 from tests.plugins import write_plugin
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
@@ -51,7 +50,7 @@ def test_the_gate_catches_a_broken_anchor_pool_within_fifty_requests(gated: tupl
         for flood in range(2):
             server.generate(text(f"flood {flood}", 500), tokens=1)
         ask(server, "second", documents[number % 3])
-        time.sleep(0.1)  # for the check
+        settle(server)
         return reuse(server)["gate"][0]
 
     for document in documents:
@@ -79,7 +78,7 @@ def test_the_gate_closes_a_slot_whose_answers_change(gated: tuple[Server, Path])
         ask(server, f"agent {number}", document, mode="rotate", workflow_type="moved")
         if door() == "closed":
             break
-        time.sleep(0.1)
+        settle(server)
     assert door() == "closed", "the random model's answers depend on every token"
     wanted = exact(server, "later", document)["text"]
     server.flush()
