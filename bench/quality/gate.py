@@ -1,9 +1,9 @@
 """Whether the quality gate lets good reuse pass, and how soon it catches a broken anchor pool.
 
 The programs of :mod:`run`, with the gate as it is by default. After half of them the offsets of all anchors are read in
-the wrong order (a plugin of this bench does that); what counts is how many requests it takes until a slot closes.
+the wrong order (a plugin of this bench does that); what counts is how many questions it takes until an open slot closes.
 
-Usage: python bench/quality/gate.py MODEL_FOLDER [--programs 120] [--json FILE]
+Usage: python bench/quality/gate.py MODEL_FOLDER [--programs 120] [--mode kvcomm] [--json FILE]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,14 @@ def install(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nbreaker = breaker:register\n")
 
 
-def doors(client: httpx.Client) -> dict[str, int]:
+def doors(client: httpx.Client) -> dict[tuple[str, str], str]:
+    """The state of every slot."""
+    return {(slot["workflow_type"], slot["slot"]): slot["door"] for slot in reuse_stats(client)["gate"]}
+
+
+def counted(states: dict[tuple[str, str], str]) -> dict[str, int]:
     """How many slots are in which state."""
-    states = [slot["door"] for slot in reuse_stats(client)["gate"]]
-    return {state: states.count(state) for state in dict.fromkeys(states)}
+    return dict(Counter(states.values()))
 
 
 def settle(client: httpx.Client) -> None:
@@ -67,12 +72,14 @@ def run(client: httpx.Client, programs: int, switch: Path, mode: str) -> dict[st
     arm = Arm("gate", mode)
     healthy: dict[str, Any] = {}
     caught: int | None = None
+    last: dict[tuple[str, str], str] = {}
     asked = 0
     marks: dict[bool, list[bool]] = {False: [], True: []}
     for item in questions(programs, references=0.5, seed=3):
         broken = item.program >= programs // 2
         if broken and not healthy:
-            healthy = {"doors": doors(client), "checks": reuse_stats(client)["checks"]}
+            last = doors(client)
+            healthy = {"doors": counted(last), "checks": reuse_stats(client)["checks"]}
             switch.touch()
         right = answer(client, arm, item)
         if item.agent != "reader" or item.question.kind not in PUZZLE_KINDS:
@@ -81,13 +88,14 @@ def run(client: httpx.Client, programs: int, switch: Path, mode: str) -> dict[st
         settle(client)
         if broken and caught is None:
             asked += 1
-            if any(slot["door"] != "open" for slot in reuse_stats(client)["gate"]):
+            before, last = last, doors(client)
+            if any(door == "open" and last.get(slot) == "closed" for slot, door in before.items()):
                 caught = asked
     share = {key: sum(each) / len(each) for key, each in marks.items()}
     return {
         "mode": mode,
         "healthy": healthy | {"right": share[False], "questions": len(marks[False])},
-        "broken": {"first_closed_after": caught, "doors": doors(client), "right": share[True]},
+        "broken": {"first_closed_after": caught, "doors": counted(doors(client)), "right": share[True]},
     }
 
 
