@@ -1,7 +1,8 @@
 """Whether the quality gate lets good reuse pass, and how soon it catches a broken anchor pool.
 
 The programs of :mod:`run`, with the gate as it is by default. After half of them the offsets of all anchors are read in
-the wrong order (a plugin of this bench does that); what counts is how many questions it takes until an open slot closes.
+the wrong order (a plugin of this bench does that); what counts is how many questions it takes until a slot that was open
+closes.
 
 Usage: python bench/quality/gate.py MODEL_FOLDER [--programs 120] [--mode kvcomm] [--json FILE]
 """
