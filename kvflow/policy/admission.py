@@ -30,7 +30,7 @@ class ProgramView:
     Attributes:
         live_tokens: context of its own that it will use again, or what its waiting requests bring, whichever is more.
         fixed_tokens: length of each part of the fixed prompts it will use; programs have parts in common.
-        fixed_due_s: expected seconds until parts of them are used, of those that no request of it brings.
+        fixed_due_s: expected seconds until each part is used; 0 if it is not in here.
         busy: it has requests that run.
         waiting: it has requests that wait.
         back_s: expected seconds until its next request when it has none; None when nothing is expected.
