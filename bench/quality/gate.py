@@ -1,8 +1,8 @@
 """Whether the quality gate lets good reuse pass, and how soon it catches a broken anchor pool.
 
 The programs of :mod:`run`, with the gate as it is by default. After half of them the offsets of all anchors are read in
-the wrong order (a plugin of this bench does that); what counts is how many questions it takes until a slot that was open
-closes.
+the wrong order (a plugin of this bench does that); what counts is how many questions it takes until a slot closes that
+was open.
 
 Usage: python bench/quality/gate.py MODEL_FOLDER [--programs 120] [--mode kvcomm] [--json FILE]
 """
