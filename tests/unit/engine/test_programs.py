@@ -230,21 +230,22 @@ def test_what_fixed_prompts_begin_with_counts_once_where_the_tree_holds_it() -> 
     assert table.allowed(*keys[1:]) == ["b", "c"], "60,000 and 3,000 tokens"
 
 
-def test_fixed_prompts_that_a_program_will_hardly_use_take_no_room() -> None:
-    def let_in(probability: float) -> list[str]:
+def test_fixed_prompts_that_a_program_will_hardly_use_or_only_much_later_take_no_room() -> None:
+    def let_in(probability: float, due_s: float) -> list[str]:
         table = Table()
         table.start("a", 50_000)
         table.ask("b", 10_000)
         claims = (
             ClaimPrediction(agent="a", steps=0, since_s=0.0),
-            ClaimPrediction(agent="expert", steps=3, probability=probability),
+            ClaimPrediction(agent="expert", steps=3, probability=probability, due_s=due_s),
         )
         table.coordinator.claims.role("t", "expert").prompt.tokens = 60_000
         table.coordinator.apply(WorkflowUpdate(workflow_id="b", workflow_type="t", claims=claims))
         return table.allowed("b")
 
-    assert let_in(0.9) == []
-    assert let_in(0.1) == ["b"]
+    assert let_in(probability=0.9, due_s=5.0) == []
+    assert let_in(probability=0.1, due_s=5.0) == ["b"]
+    assert let_in(probability=0.9, due_s=500.0) == ["b"]
 
 
 def test_how_long_programs_take_tells_who_is_overdue() -> None:
