@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -79,7 +79,8 @@ class ProgramAdmission:
 
     *What a tool costs.* A program that waits for a tool keeps its place while the share of the device that it occupies,
     for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / device <= restore_s``,
-    with some patience. So do the fixed prompts of agents that it is expected to run later.
+    with some patience. So do the fixed prompts of agents that it is expected to run later, which
+    are used the sooner the more programs share them.
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
@@ -126,7 +127,10 @@ class ProgramAdmission:
                 program.admitted = program.back_s is not None and worth(program.live_tokens, program.back_s)
         typical_s = 1.0 + (program_s or sum(program.served_s for program in programs) / max(1, len(programs)))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
-        room = _Room((program for program in programs if program.admitted), room_tokens, worth)
+        present = [program for program in programs if program.admitted or program.waiting]
+        sharers = Counter(part for program in present for part in program.fixed_tokens)
+        counted = partial(self._counted, worth, sharers)
+        room = _Room((program for program in programs if program.admitted), room_tokens, counted)
         self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
@@ -156,6 +160,16 @@ class ProgramAdmission:
         return idle_s <= _PATIENCE * self._restore_s(tokens, copied)
 
     @staticmethod
+    def _counted(
+        worth: Callable[[int, float], bool], sharers: Mapping[Hashable, int], program: ProgramView
+    ) -> list[Hashable]:
+        """Parts of a program's fixed prompts that are worth their room; of several programs one uses them sooner."""
+        due_s = program.fixed_due_s
+        return [
+            part for part, tokens in program.fixed_tokens.items() if worth(tokens, due_s.get(part, 0.0) / sharers[part])
+        ]
+
+    @staticmethod
     def _shrink(programs: Sequence[ProgramView], room: _Room, typical_s: float) -> None:
         """Take places away, those of the largest contexts first, until the others fit."""
         idle = [program for program in reversed(programs) if program.admitted and not program.busy]
@@ -173,16 +187,16 @@ class ProgramAdmission:
 
 
 class _Room:
-    """What programs take of so much room: their contexts, and each fixed prompt once, if it is worth that."""
+    """What programs take of so much room: their contexts, and once each the parts of fixed prompts that are counted."""
 
     def __init__(
         self,
         programs: Iterable[ProgramView],
         room_tokens: int = 0,
-        worth: Callable[[int, float], bool] = lambda tokens, due_s: True,
+        counted: Callable[[ProgramView], Collection[Hashable]] = lambda program: program.fixed_tokens,
     ) -> None:
         self._room_tokens = room_tokens
-        self._worth = worth
+        self._counted = counted
         self._most_shared = int(_MOST_SHARED * room_tokens)
         self._own_tokens = self._shared_tokens = 0
         self._users: Counter[Hashable] = Counter()
@@ -213,22 +227,17 @@ class _Room:
         """A program is let in."""
         self._own_tokens += program.live_tokens
         self._shared_tokens += self._new_tokens(program)
-        self._users.update(self._fixed(program))
+        self._users.update(self._counted(program))
 
     def give_back(self, program: ProgramView) -> None:
         """A program has lost its place."""
         self._own_tokens -= program.live_tokens
-        self._users.subtract(self._fixed(program))
+        self._users.subtract(self._counted(program))
         self._shared_tokens -= self._new_tokens(program)
 
     def _new_tokens(self, program: ProgramView) -> int:
         """Fixed prompts that nobody else uses."""
-        return sum(program.fixed_tokens[part] for part in self._fixed(program) if not self._users[part])
-
-    def _fixed(self, program: ProgramView) -> list[Hashable]:
-        """The parts of fixed prompts that a program takes room for."""
-        due_s = program.fixed_due_s
-        return [part for part, tokens in program.fixed_tokens.items() if self._worth(tokens, due_s.get(part, 0.0))]
+        return sum(program.fixed_tokens[part] for part in self._counted(program) if not self._users[part])
 
 
 def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> Iterator[ProgramView]:

@@ -195,6 +195,13 @@ def test_a_fixed_prompt_of_a_later_step_takes_room_while_keeping_it_weighs_less_
     assert two(due_s=10 * restore_s) == [True, True]
 
 
+def test_a_fixed_prompt_that_several_programs_will_use_is_worth_its_room_sooner() -> None:
+    due_s = {"later": 10 * COSTS.compute_s(0, 60_000)}
+    running = [sharing("later", 60_000, 2_000, admitted=True, busy=True, fixed_due_s=due_s) for _ in range(4)]
+    assert admitted(*running, program(waiting=True)) == [True] * 4 + [False]
+    assert admitted(running[0], program(waiting=True)) == [True, True]
+
+
 def test_fixed_prompts_that_never_fit_hold_nobody_of_their_type_back() -> None:
     assert admitted(*(sharing("a", 300_000, 2_000, waiting=True) for _ in range(8))) == [True] * 8
 
