@@ -5,10 +5,11 @@ engine's own order (recency) breaks ties. Pure functions of their arguments: the
 objects, and every tensor-parallel rank must come to the same answer.
 """
 
-from kvflow.policy.admission import ProgramAdmission, ProgramView
+from kvflow.policy.admission import ProgramAdmission
 from kvflow.policy.cost import BeladyCostPolicy, BeladyPolicy, CostPolicy
 from kvflow.policy.costs import ServingCosts
 from kvflow.policy.prefetch import PrefetchPace
+from kvflow.policy.programs import ProgramView
 from kvflow.policy.recency import LFUPolicy, LRUPolicy, SLRUPolicy, TLRUPolicy
 from kvflow.policy.registry import ORACLES, POLICIES, EvictionPolicy, make_policy
 from kvflow.policy.saga import SagaPolicy

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from kvflow.policy.costs import ServingCosts
+from kvflow.policy.programs import ProgramView, Room
 from kvflow.policy.throughput import AdmissionMemory, Step, best_share
 
 _PATIENCE = 4.0
@@ -15,45 +16,6 @@ _PATIENCE = 4.0
 
 _OVERDUE = 2.5
 """Response ratio up to which a program that does not fit lets others go before it."""
-_GROWTH = 0.07
-"""Share of the room left free when a program is let in: contexts grow, and a place taken away costs a load."""
-_LANE = 0.15
-"""Share of the room that is found for small programs that are overdue, beyond it."""
-_MOST_SHARED = 0.7
-"""Share of the room that fixed prompts take at most when it is too small for them and the contexts behind them."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ProgramView:
-    """What admission may know of a program; a program is a workflow with its sub-workflows.
-
-    Attributes:
-        live_tokens: context of its own that it will use again, or what its waiting requests bring, whichever is more.
-        fixed_tokens: length of each part of the fixed prompts it will use; programs have parts in common.
-        fixed_due_s: expected seconds until each part is used; 0 if it is not in here.
-        busy: it has requests that run.
-        waiting: it has requests that wait.
-        back_s: expected seconds until its next request when it has none; None when nothing is expected.
-        held_s: how long it has been held back so far.
-        served_s: how long it has not.
-        admitted: it is one of those that run.
-        tenant: whose it is.
-    """
-
-    live_tokens: int = 0
-    fixed_tokens: Mapping[Hashable, int] = field(default_factory=dict)
-    fixed_due_s: Mapping[Hashable, float] = field(default_factory=dict)
-    busy: bool = False
-    waiting: bool = False
-    back_s: float | None = None
-    held_s: float = 0.0
-    served_s: float = 0.0
-    admitted: bool = False
-    tenant: str = ""
-
-    def response_ratio(self, typical_s: float) -> float:
-        """Time held over time run. A typical time counts with both: one that has not begun may take as long."""
-        return (self.held_s + typical_s) / (self.served_s + typical_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +41,8 @@ class ProgramAdmission:
 
     *What a tool costs.* A program that waits for a tool keeps its place while the share of the device that it occupies,
     for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / device <= restore_s``,
-    with some patience. So do the fixed prompts of agents that it is expected to run later, which
-    are used the sooner the more programs share them.
+    with some patience. So do the fixed prompts of agents that it is expected to run later, the longer the more programs
+    share them.
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
@@ -114,7 +76,7 @@ class ProgramAdmission:
             step: what their steps are like.
             program_s: what a program takes from its first request to its end; 0 if that is not known.
         """
-        tokens = _Room(programs).taken_tokens
+        tokens = Room(programs).taken_tokens
         share = best_share(len(programs), tokens, memory, step, self._costs)
         room_tokens = round(share * tokens)
         if share == 1:
@@ -130,7 +92,7 @@ class ProgramAdmission:
         present = [program for program in programs if program.admitted or program.waiting]
         sharers = Counter(part for program in present for part in program.fixed_tokens)
         counted = partial(self._counted, worth, sharers)
-        room = _Room((program for program in programs if program.admitted), room_tokens, counted)
+        room = Room((program for program in programs if program.admitted), room_tokens, counted)
         self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
@@ -170,7 +132,7 @@ class ProgramAdmission:
         ]
 
     @staticmethod
-    def _shrink(programs: Sequence[ProgramView], room: _Room, typical_s: float) -> None:
+    def _shrink(programs: Sequence[ProgramView], room: Room, typical_s: float) -> None:
         """Take places away, those of the largest contexts first, until the others fit."""
         idle = [program for program in reversed(programs) if program.admitted and not program.busy]
         for program in sorted(
@@ -184,60 +146,6 @@ class ProgramAdmission:
     def _restore_s(self, tokens: float, copied: float) -> float:
         """Seconds to bring a context back, so much of which the host holds."""
         return copied * self._costs.load_s(tokens) + (1 - copied) * self._costs.compute_s(0, tokens)
-
-
-class _Room:
-    """What programs take of so much room: their contexts, and once each the parts of fixed prompts that are counted."""
-
-    def __init__(
-        self,
-        programs: Iterable[ProgramView],
-        room_tokens: int = 0,
-        counted: Callable[[ProgramView], Collection[Hashable]] = lambda program: program.fixed_tokens,
-    ) -> None:
-        self._room_tokens = room_tokens
-        self._counted = counted
-        self._most_shared = int(_MOST_SHARED * room_tokens)
-        self._own_tokens = self._shared_tokens = 0
-        self._users: Counter[Hashable] = Counter()
-        for program in programs:
-            self.take(program)
-
-    @property
-    def taken_tokens(self) -> int:
-        """What programs take, if all of it counts."""
-        return self._own_tokens + self._shared_tokens
-
-    @property
-    def overfull(self) -> bool:
-        """Whether places have to be taken away."""
-        return self._own_tokens + min(self._shared_tokens, self._most_shared) > self._room_tokens
-
-    def has_for(self, program: ProgramView, *, overdue: bool) -> bool:
-        """Whether there is room for one more and for all to grow; beyond the room for an overdue, small one."""
-        new_tokens = self._new_tokens(program)
-        brought_tokens = program.live_tokens + new_tokens
-        counted_tokens = min(self._shared_tokens, self._most_shared)
-        if overdue and brought_tokens <= _LANE * self._room_tokens:
-            return self._own_tokens + counted_tokens + brought_tokens <= (1 + _LANE) * self._room_tokens
-        known_tokens = self._shared_tokens if new_tokens else counted_tokens
-        return self._own_tokens + known_tokens + brought_tokens <= (1 - _GROWTH) * self._room_tokens
-
-    def take(self, program: ProgramView) -> None:
-        """A program is let in."""
-        self._own_tokens += program.live_tokens
-        self._shared_tokens += self._new_tokens(program)
-        self._users.update(self._counted(program))
-
-    def give_back(self, program: ProgramView) -> None:
-        """A program has lost its place."""
-        self._own_tokens -= program.live_tokens
-        self._users.subtract(self._counted(program))
-        self._shared_tokens -= self._new_tokens(program)
-
-    def _new_tokens(self, program: ProgramView) -> int:
-        """Fixed prompts that nobody else uses."""
-        return sum(program.fixed_tokens[part] for part in self._counted(program) if not self._users[part])
 
 
 def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> Iterator[ProgramView]:

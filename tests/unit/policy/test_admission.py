@@ -195,7 +195,7 @@ def test_a_fixed_prompt_of_a_later_step_takes_room_while_keeping_it_weighs_less_
     assert two(due_s=10 * restore_s) == [True, True]
 
 
-def test_a_fixed_prompt_that_several_programs_will_use_is_worth_its_room_sooner() -> None:
+def test_a_fixed_prompt_that_several_programs_will_use_is_worth_its_room_longer() -> None:
     due_s = {"later": 10 * COSTS.compute_s(0, 60_000)}
     running = [sharing("later", 60_000, 2_000, admitted=True, busy=True, fixed_due_s=due_s) for _ in range(4)]
     assert admitted(*running, program(waiting=True)) == [True] * 4 + [False]
