@@ -116,8 +116,8 @@ class Reuse(_Section):
     entropy: float = Field(default=0.3, ge=0, le=1)
     """How undecided between examples a text may be to be served from them (KVCOMM's γ)."""
     agreement: float = Field(default=0.9, ge=0, le=1)
-    """Share of checked prompts whose likeliest next token has to be the same as without reuse; a slot below it is
-    computed, and tried again later."""
+    """Share of checked prompts after which the likeliest next token has to be the same as without reuse, or nearly as
+    likely there; a slot below it is computed, and tried again later."""
     divergence: float = Field(default=0.2, ge=0)
     """Mean Kullback-Leibler divergence of the next token's distribution that is still accepted, in nats."""
     check_every: int = Field(default=8, ge=1)

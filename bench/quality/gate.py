@@ -1,10 +1,11 @@
 """Whether the quality gate lets good reuse pass, and how soon it catches a broken anchor pool.
 
-The programs of :mod:`run`, with the gate as it is by default. After half of them the offsets of all anchors are read in
-the wrong order (a plugin of this bench does that); what counts is how many questions it takes until a slot closes that
-was open.
+The programs of :mod:`run`, with the gate as it is by default. After half of them a plugin of this bench breaks what is
+read of all anchors: the order of their tokens (``tokens``) or of their layers (``layers``), their sign (``sign``) or
+their size (``scale``: eight times what it should be). What counts is how many questions it takes until a slot closes
+that was open. Servers are started anew for each break, and once for none, which shows what closes without a reason.
 
-Usage: python bench/quality/gate.py MODEL_FOLDER [--programs 120] [--mode kvcomm] [--json FILE]
+Usage: python bench/quality/gate.py MODEL_FOLDER [--programs 120] [--mode kvcomm] [--breaks tokens …] [--json FILE]
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ from kvflow.patches.cpu.launch import launch_server
 BREAKER = """
 import os, pathlib
 switch = pathlib.Path(os.environ["BREAKER_SWITCH"])
+BREAKS = {
+    "none": lambda kv: kv,
+    "tokens": lambda kv: kv.flip(1),
+    "layers": lambda kv: kv.flip(0),
+    "sign": lambda kv: -kv,
+    "scale": lambda kv: 8 * kv,
+}
 
 def register():
     from kvflow.reuse import correct
@@ -34,10 +42,12 @@ def register():
 
     def broken(parts):
         sum_ = combined(parts)
-        return type(sum_)(sum_.keys.flip(1), sum_.values.flip(1)) if switch.exists() else sum_
+        broken_as = BREAKS[switch.read_text() if switch.exists() else "none"]
+        return type(sum_)(broken_as(sum_.keys), broken_as(sum_.values))
 
     correct.combined = broken
 """
+BREAKS = ("none", "tokens", "layers", "sign", "scale")
 LONGEST_CHECK_S = 5.0
 """Checks are waited for so long."""
 
@@ -68,20 +78,20 @@ def settle(client: httpx.Client) -> None:
         time.sleep(0.01)
 
 
-def run(client: httpx.Client, programs: int, switch: Path, mode: str) -> dict[str, Any]:
+def run(client: httpx.Client, programs: int, switch: Path, mode: str, broken_as: str) -> dict[str, Any]:
     """Ask half of the programs of a sound pool, and the others of a broken one."""
     arm = Arm("gate", mode)
-    healthy: dict[str, Any] = {}
+    before_it: dict[str, Any] = {}
     caught: int | None = None
     last: dict[tuple[str, str], str] = {}
     asked = 0
     marks: dict[bool, list[bool]] = {False: [], True: []}
     for item in questions(programs, references=0.5, seed=3):
         broken = item.program >= programs // 2
-        if broken and not healthy:
+        if broken and not before_it:
             last = doors(client)
-            healthy = {"doors": counted(last), "checks": reuse_stats(client)["checks"]}
-            switch.touch()
+            before_it = {"doors": counted(last), "checks": reuse_stats(client)["checks"]}
+            switch.write_text(broken_as)
         right = answer(client, arm, item)
         if item.agent != "reader" or item.question.kind not in PUZZLE_KINDS:
             continue
@@ -94,10 +104,29 @@ def run(client: httpx.Client, programs: int, switch: Path, mode: str) -> dict[st
                 caught = asked
     share = {key: sum(each) / len(each) for key, each in marks.items()}
     return {
-        "mode": mode,
-        "healthy": healthy | {"right": share[False], "questions": len(marks[False])},
-        "broken": {"first_closed_after": caught, "doors": counted(doors(client)), "right": share[True]},
+        "break": broken_as,
+        "before": before_it | {"right": share[False], "questions": len(marks[False])},
+        "after": {"first_closed_after": caught, "doors": counted(doors(client)), "right": share[True]},
     }
+
+
+def measure(model: Path, programs: int, mode: str, broken_as: str) -> dict[str, Any]:
+    """Start a server, and run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        install(folder)
+        env = {
+            "KVFLOW_STRICT": "1",
+            "KVFLOW_REUSE__MODE": mode,
+            "KVFLOW_REUSE__MIN_TOKENS": "32",
+            "KVFLOW_REUSE__REPAIR_TOKENS": "4",
+            "KVFLOW_REUSE__REPAIR_LAYER": "2",
+            "BREAKER_SWITCH": str(folder / "broken"),
+        }
+        flags = ["--page-size", "1", "--max-total-tokens", "16384", "--enable-kvflow", "--sleep-on-idle"]
+        server = launch_server(model, log_path=folder / "log", extra_args=flags, env=env, python_path=[folder])
+        with server as started, httpx.Client(base_url=started.url, timeout=120) as client:
+            return run(client, programs, folder / "broken", mode, broken_as)
 
 
 def main() -> None:
@@ -106,27 +135,16 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--programs", type=int, default=120)
     parser.add_argument("--mode", default="kvcomm")
+    parser.add_argument("--breaks", nargs="+", choices=BREAKS, default=BREAKS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        install(folder)
-        env = {
-            "KVFLOW_STRICT": "1",
-            "KVFLOW_REUSE__MODE": options.mode,
-            "KVFLOW_REUSE__MIN_TOKENS": "32",
-            "KVFLOW_REUSE__REPAIR_TOKENS": "4",
-            "KVFLOW_REUSE__REPAIR_LAYER": "2",
-            "BREAKER_SWITCH": str(folder / "broken"),
-        }
-        flags = ["--page-size", "1", "--max-total-tokens", "16384", "--enable-kvflow", "--sleep-on-idle"]
-        server = launch_server(options.model, log_path=folder / "log", extra_args=flags, env=env, python_path=[folder])
-        with server as started, httpx.Client(base_url=started.url, timeout=120) as client:
-            result = run(client, options.programs, folder / "broken", options.mode)
-    print(json.dumps(result, indent=1))
+    results = []
+    for broken_as in options.breaks:
+        results.append(measure(options.model, options.programs, options.mode, broken_as))
+        print(json.dumps(results[-1], indent=1))
     if options.json:
-        record = {"bench": "quality gate", **circumstances(), "programs": options.programs, "result": result}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        what = {"programs": options.programs, "mode": options.mode, "results": results}
+        options.json.write_text(json.dumps({"bench": "quality gate", **circumstances(), **what}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

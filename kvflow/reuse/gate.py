@@ -8,7 +8,9 @@ part: they say little about answers.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,8 +20,10 @@ _JUDGED = 8
 """Checks a verdict looks back on."""
 _LEAST = 3
 """Checks it needs."""
-_ALWAYS = 6
-"""Uses of a slot that are all checked, before checks become a sample."""
+_WATCHED = 6
+"""Uses of a slot that are all checked, at first and when it has been opened again, before checks become a sample."""
+_TIE = math.log(2)
+"""Tokens whose logarithmic probabilities differ by less may change places."""
 _PASSES = 3
 """Checks in a row that open a slot again."""
 _SLOTS = 4096
@@ -47,7 +51,7 @@ class Difference:
     """How the distribution after a spliced prompt differs from the exact one.
 
     Attributes:
-        agrees: the likeliest token is the same.
+        agrees: what is likeliest after the spliced is so after the exact, or at least half as likely as what is.
         kl: Kullback-Leibler divergence of the spliced from the exact, in nats.
     """
 
@@ -59,13 +63,15 @@ class Difference:
         """Compare two rows of logits, [vocabulary] each."""
         exact, spliced = torch.log_softmax(exact.double(), 0), torch.log_softmax(spliced.double(), 0)
         kl = torch.nn.functional.kl_div(spliced, exact, reduction="sum", log_target=True)
-        return cls(agrees=bool(exact.argmax() == spliced.argmax()), kl=float(kl))
+        return cls(agrees=bool(exact[spliced.argmax()] >= exact.max() - _TIE), kl=float(kl))
 
 
 @dataclass(slots=True)
 class _Record:
     door: Door = Door.OPEN
     seen: int = 0
+    used: int = 0
+    watched: int = _WATCHED
     rest: int = _REST
     until: int = 0
     losses: int = 0
@@ -77,9 +83,9 @@ class QualityGate:
     """The doors of all slots, by (workflow type, slot). Decides by counting, so that ranks decide alike.
 
     Args:
-        agreement: share of checks whose likeliest token has to be the same.
+        agreement: share of checks that have to agree.
         kl: mean divergence that is still accepted, in nats.
-        every: one of so many spliced prompts is checked.
+        every: one of so many spliced prompts is checked, once a slot is no longer watched.
     """
 
     def __init__(self, agreement: float = 0.9, kl: float = 0.2, every: int = 8) -> None:
@@ -97,12 +103,9 @@ class QualityGate:
             record.checks.clear()
         return record.door
 
-    def samples(self, slot: SlotKey) -> bool:
-        """Whether this prompt, in which the slot's text was or could be spliced, is to be checked."""
-        record = self._record(slot)
-        if record.door is Door.OPEN:
-            return record.seen <= _ALWAYS or record.seen % self._every == 0
-        return record.door is Door.TRIAL
+    def samples(self, slots: Iterable[SlotKey]) -> bool:
+        """Count a prompt that was or could be spliced in these slots; whether it is to be checked for one of them."""
+        return any([self._samples(self._record(slot)) for slot in slots])  # noqa: C419 (each of them counts)
 
     def judge(self, slot: SlotKey, difference: Difference) -> bool:
         """Take a check; true if it closes the slot."""
@@ -116,6 +119,7 @@ class QualityGate:
             if len(record.checks) >= _PASSES:
                 record.door = Door.OPEN
                 record.rest = min(_MAX_REST, _REST << record.losses)
+                record.watched = record.used + _WATCHED
             return False
         return len(record.checks) >= _LEAST and not self._passes(record.checks) and self._close(record)
 
@@ -148,6 +152,12 @@ class QualityGate:
         if len(self._records) > _SLOTS:
             self._records.popitem(last=False)
         return record
+
+    def _samples(self, record: _Record) -> bool:
+        if record.door is Door.OPEN:
+            record.used += 1
+            return record.used <= record.watched or record.used % self._every == 0
+        return record.door is Door.TRIAL
 
     def _passes(self, checks: deque[Difference] | list[Difference]) -> bool:
         agreement = sum(check.agrees for check in checks) / len(checks)

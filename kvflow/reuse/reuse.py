@@ -105,7 +105,7 @@ class Reuse:
         return not prompt.trial and self.outcomes.compares(program_id, prompt.workflow_type)
 
     def _sampled(self, slots: tuple[SlotKey, ...]) -> tuple[SlotKey, ...]:
-        return slots if any(map(self.gate.samples, slots)) else ()
+        return slots if self.gate.samples(slots) else ()
 
     def _spliced(self, prompt: Prompt, plan: Plan, grafts: list[Graft], cached_tokens: int) -> Plan:
         owners = (max((slot for slot in prompt.slots if slot.start <= graft.start), key=_start) for graft in grafts)

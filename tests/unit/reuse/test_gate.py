@@ -19,6 +19,11 @@ def passes(gate: QualityGate, prompts: int) -> list[Door]:
     return [gate.door(SLOT) for _ in range(prompts)]
 
 
+def spliced(gate: QualityGate, prompts: int) -> list[bool]:
+    """Have so many prompts spliced; which of them are checked."""
+    return [gate.samples([SLOT]) for _ in range(prompts)]
+
+
 def closed() -> QualityGate:
     gate = QualityGate()
     gate.door(SLOT)
@@ -53,12 +58,17 @@ def test_likeliest_tokens_that_agree_do_not_make_up_for_a_large_divergence() -> 
 
 def test_the_first_prompts_are_all_checked_and_then_a_sample() -> None:
     gate = QualityGate(every=8)
-    sampled = []
-    for _ in range(70):
-        gate.door(SLOT)
-        sampled.append(gate.samples(SLOT))
+    passes(gate, 20)  # prompts in which nothing could be spliced are no uses
+    sampled = spliced(gate, 70)
     assert all(sampled[:6])
     assert sum(sampled[6:]) == 8
+
+
+def test_a_prompt_counts_in_all_of_its_slots() -> None:
+    gate, notes = QualityGate(every=8), ("review", "notes")
+    assert all(gate.samples((SLOT, notes)) for _ in range(6))
+    assert not gate.samples((notes,))
+    assert not gate.samples((SLOT,))
 
 
 def test_a_closed_slot_rests_and_is_tried_on_copies() -> None:
@@ -66,7 +76,7 @@ def test_a_closed_slot_rests_and_is_tried_on_copies() -> None:
     doors = passes(gate, 40)
     assert doors[:31] == [Door.CLOSED] * 31
     assert doors[31:] == [Door.TRIAL] * 9
-    assert gate.samples(SLOT)
+    assert gate.samples([SLOT])
 
 
 def test_three_good_trials_open_it_and_one_bad_one_doubles_its_rest() -> None:
@@ -77,6 +87,7 @@ def test_three_good_trials_open_it_and_one_bad_one_doubles_its_rest() -> None:
     assert doors.count(Door.CLOSED) == 63
     assert not any(gate.judge(SLOT, SAME) for _ in range(3))
     assert gate.door(SLOT) is Door.OPEN
+    assert sum(spliced(gate, 7)) == 6, "watched again at first"
 
 
 def test_checks_that_come_late_do_not_count_while_it_is_closed() -> None:
@@ -102,6 +113,12 @@ def test_a_difference_is_the_divergence_of_the_spliced_from_the_exact(seed: int)
     assert Difference.between(exact, spliced).kl == pytest.approx(wanted)
     assert Difference.between(exact, exact) == Difference(agrees=True, kl=0.0)
     assert Difference.between(exact, -exact).agrees is False
+
+
+@pytest.mark.parametrize(("likelihoods", "agrees"), [((0.4, 0.5), True), ((0.3, 0.5), True), ((0.2, 0.5), False)])
+def test_tokens_that_are_about_as_likely_may_change_places(likelihoods: tuple[float, float], agrees: bool) -> None:
+    exact, spliced = torch.tensor(likelihoods).log(), torch.tensor(likelihoods[::-1]).log()
+    assert Difference.between(exact, spliced).agrees is agrees
 
 
 def test_a_slot_that_applications_complain_of_rests_longer_each_time() -> None:

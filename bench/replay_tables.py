@@ -1,0 +1,106 @@
+"""Render results of replays as the tables of bench/README.md.
+
+Usage: python bench/replay_tables.py          print them, of the files that the page names
+       python bench/replay_tables.py --write  put them into the page
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parent / "README.md"
+BLOCK = re.compile(r"<!-- replays: (.*?) -->\n(.*?)<!-- end -->", re.S)
+"""Names of result files, and the tables made of them."""
+
+NAMES = {
+    "SWE-agent/mini-swe-agent": "mini-swe-agent",
+    "eunomia-bpf/agentcgroup": "Claude Code",
+    "OpenHands/benchmarks": "OpenHands",
+    "ShishirPatil/gorilla": "BFCL, multi-turn",
+    "sierra-research/tau2-bench": "tau2-bench",
+    "ag2ai/Agents_Failure_Attribution": "Who&When",
+    "FSoft-AI4Code/HyperAgent": "HyperAgent",
+}
+"""What the sources of traces are called here."""
+
+ARMS = {"kvflow": "kvflow", "kvflow-infer": "without hints", "kvflow-fcfs": "without admission", "lpm": "SGLang `lpm`"}
+WON = {"stall_s": "stall", "recomputed_tokens": "recomputed tokens", "loaded_tokens": "loaded tokens"}
+
+
+def render(names: list[str]) -> str:
+    """Two tables of the results with these names: how long programs take, and what the server did for them."""
+    results = [(name, json.loads((PAGE.parent / "results" / name).read_text())) for name in names]
+    return "\n".join([*_times(results), "", *_work(results), ""])
+
+
+def _times(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    lines = [
+        "| | `lru`, mean | " + " | ".join(ARMS.values()) + " | everything fits | kvflow's p95 | worst program |",
+        "|---|" + "---:|" * (len(ARMS) + 4),
+    ]
+    for name, result in results:
+        for load in result["loads"]:
+            arms = {arm["name"]: arm for arm in load["arms"]}
+            lru, ours = arms["lru"]["measures"], arms["kvflow"]
+            p95 = ours["measures"]["completion_p95_s"] / lru["completion_p95_s"]
+            worst = ours["against_first"]["completion_s"]["worst_ratio"]
+            cells = [
+                f"{_title(result, load)}, [`{name}`](results/{name})",
+                f"{lru['completion_mean_s']:.0f} s",
+                *(_ratio(arms.get(arm)) for arm in (*ARMS, "fits")),
+                f"{p95:.2f}x",
+                f"{worst:.2f}x",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _work(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    arms = {"lru": "`lru`", "kvflow": "kvflow", "kvflow-infer": "without hints", "lpm": "`lpm`"}
+    lines = [
+        "| | " + " | ".join(f"{what}: {', '.join(arms.values())}" for what in WON.values()) + " | same answers | of |",
+        "|---|" + "---:|" * len(WON) + "---|---|",
+    ]
+    for _, result in results:
+        for load in result["loads"]:
+            measures = {arm["name"]: arm["measures"] for arm in load["arms"]}
+            amounts = [", ".join(_amount(measures[arm][key], key) for arm in arms if arm in measures) for key in WON]
+            same = "yes" if load["identical_tokens"] else "**no**"
+            lines.append(f"| {_title(result, load)} | {' | '.join(amounts)} | {same} | {result['git']['commit'][:8]} |")
+    return lines
+
+
+def _title(result: dict[str, Any], load: dict[str, Any]) -> str:
+    name = NAMES[result["traces"][0]["source"]]
+    many = "all" if load["at_once"] >= load["programs"] else load["at_once"]
+    rounds = "" if load["rounds"] == 1 else f", {load['rounds']} rounds"
+    return f"{name}, {load['programs']} programs, {many} at once{rounds}"
+
+
+def _ratio(arm: dict[str, Any] | None) -> str:
+    if arm is None:
+        return ""
+    found = arm["against_first"]["completion_s"]
+    return f"{found['ratio']:.2f}x [{found['ratio_low']:.2f}, {found['ratio_high']:.2f}]"
+
+
+def _amount(value: float, key: str) -> str:
+    return f"{value:.1f} s" if key.endswith("_s") else f"{value:,.0f}"
+
+
+def main(arguments: list[str]) -> None:
+    """Print the tables, or write them."""
+    page = PAGE.read_text()
+    if "--write" in arguments:
+        PAGE.write_text(BLOCK.sub(lambda m: f"<!-- replays: {m[1]} -->\n{render(m[1].split())}<!-- end -->", page))
+        return
+    for block in BLOCK.finditer(page):
+        print(render(block[1].split()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
