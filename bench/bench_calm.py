@@ -19,7 +19,7 @@ import tempfile
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,17 @@ class TurnConnection(Connection):
         self._turn = turn
 
     async def ask(
-        self, prompt: Sequence[int], answer: array[int], hints: list[dict[str, Any]], workflow_id: str, seen: CallRecord
+        self,
+        prompt: Sequence[int],
+        answer: array[int],
+        hints: list[dict[str, Any]],
+        seen: CallRecord,
+        computed: Callable[[], None] = lambda: None,
     ) -> Answer | None:
         """Wait for the turn, and ask."""
         async with self._turn:
             seen.asked_s = self.now_s()
-            told = await super().ask(prompt, answer, hints, workflow_id, seen)
+            told = await super().ask(prompt, answer, hints, seen, computed)
             await asyncio.sleep(SETTLE_S)
             return told
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,12 @@ class Connection:
             self._failed(error)
 
     async def ask(
-        self, prompt: Sequence[int], answer: array[int], hints: list[dict[str, Any]], workflow_id: str, seen: CallRecord
+        self,
+        prompt: Sequence[int],
+        answer: array[int],
+        hints: list[dict[str, Any]],
+        seen: CallRecord,
+        computed: Callable[[], None] = lambda: None,
     ) -> Answer | None:
         """Ask for an answer, and enter in a record what was seen of it.
 
@@ -104,7 +109,8 @@ class Connection:
             prompt: token ids.
             answer: the recorded one.
             hints: what to tell with it, if the arm's programs tell anything.
-            seen: the record; says why if nothing is returned.
+            seen: the record, of a call of its workflow; says why if nothing is returned.
+            computed: called when the first token comes.
         """
         body: dict[str, Any] = {"input_ids": list(prompt), "stream": True}
         sampling: dict[str, Any] = {"max_new_tokens": max(1, len(answer)), "temperature": 0, "ignore_eos": True}
@@ -114,14 +120,14 @@ class Connection:
             body |= extra
         body["sampling_params"] = sampling
         if self.arm.hints:
-            body["kv_hints"] = envelope([*self._riders(workflow_id, MAX_ACTIONS - len(hints)), *hints])
+            body["kv_hints"] = envelope([*self._riders(seen.workflow, MAX_ACTIONS - len(hints)), *hints])
         if self.arm.sessions:
-            body["session_id"] = workflow_id
+            body["session_id"] = seen.workflow
         seen.prompt_tokens = len(prompt)
         last: dict[str, Any] | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                last = await self._stream(body, seen)
+                last = await self._stream(body, seen, computed)
         except TimeoutError:
             seen.error = f"not answered in {self._timeout_s:g} s"
         except (httpx.HTTPError, ValueError) as error:
@@ -157,7 +163,9 @@ class Connection:
         self._facts = [fact for fact in self._facts if id(fact[1]) not in taken]
         return [action for _, action in own]
 
-    async def _stream(self, body: dict[str, Any], seen: CallRecord) -> dict[str, Any] | None:
+    async def _stream(
+        self, body: dict[str, Any], seen: CallRecord, computed: Callable[[], None]
+    ) -> dict[str, Any] | None:
         last: dict[str, Any] | None = None
         last_s = 0.0
         async with self._client.stream("POST", "/generate", json=body) as response:
@@ -168,6 +176,7 @@ class Connection:
                 last, now_s = piece, self.now_s()
                 if seen.first_s is None:
                     seen.first_s = now_s
+                    computed()
                 else:
                     seen.longest_pause_s = max(seen.longest_pause_s, now_s - last_s)
                 last_s = now_s

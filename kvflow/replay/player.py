@@ -7,9 +7,10 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from zlib import crc32
 
-from kvflow.engine import Accounting, Tier, digests
+from kvflow.engine import Accounting, digests
 from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
 from kvflow.replay.facts import Steps
@@ -24,6 +25,28 @@ class _Context:
 
     tokens: array[int]
     chain: list[int]
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt under way.
+
+    Attributes:
+        begins: digests that are known already of its first full pages.
+        chain: those of all, once it has been computed.
+        known_tokens: how many of its tokens had been computed by then for others.
+    """
+
+    tokens: array[int]
+    begins: list[int]
+    chain: list[int] = field(default_factory=list)
+    known_tokens: int = 0
+
+    def computed(self, accounting: Accounting) -> None:
+        """Its first token has come: whatever comes after that, and computes it again, has been too late for it."""
+        self.chain = digests(self.tokens, "", accounting.unit_tokens, self.begins)
+        self.known_tokens = accounting.known(self.chain, 0)
+        accounting.cached(self.chain)
 
 
 class Player:
@@ -154,7 +177,8 @@ class _Run:
         base = await self._base(call, thread)
         thread.due_s += self._player.pace.of_pause(call)
         await asyncio.sleep(thread.due_s - self._connection.now_s())
-        prompt = self._player.contents.prompt(base.tokens[: call.prompt.keep_tokens], call.prompt.add)
+        tokens = self._player.contents.prompt(base.tokens[: call.prompt.keep_tokens], call.prompt.add)
+        prompt = _Prompt(tokens, base.chain[: call.prompt.keep_tokens // self._player.page_tokens])
         recorded = array("q")
         if call.output_tokens:
             recorded = self._player.contents.tokens(Piece(call.output, call.output_tokens))
@@ -167,9 +191,9 @@ class _Run:
             asked_s=self._connection.now_s(),
         )
         seen.late_s = seen.asked_s - thread.due_s
-        answer = await self._connection.ask(prompt, recorded, hints, self._workflow_id, seen)
-        known = base.chain[: call.prompt.keep_tokens // self._player.page_tokens]
-        self._enter(call, seen, prompt, recorded, answer, known)
+        computed = partial(prompt.computed, self._player.accounting)
+        answer = await self._connection.ask(tokens, recorded, hints, seen, computed)
+        self._enter(call, seen, prompt, recorded, answer)
         thread.due_s = seen.ended_s
 
     async def _base(self, call: LLMCall, thread: _Thread) -> _Context:
@@ -190,27 +214,18 @@ class _Run:
         return self._contexts.setdefault(call, asyncio.get_running_loop().create_future())
 
     def _enter(
-        self,
-        call: LLMCall,
-        seen: CallRecord,
-        prompt: array[int],
-        recorded: array[int],
-        answer: Answer | None,
-        known: list[int],
+        self, call: LLMCall, seen: CallRecord, prompt: _Prompt, recorded: array[int], answer: Answer | None
     ) -> None:
-        page_tokens, accounting = self._player.page_tokens, self._player.accounting
-        chain = digests(prompt, "", page_tokens, known)
         if seen.error:
             self.failed += 1
         if answer is not None:
-            hits = {Tier(tier): tokens for tier, tokens in answer.cached.items()}
-            seen.recomputed_tokens = accounting.prompt(len(prompt), chain, hits)
+            seen.recomputed_tokens = max(0, prompt.known_tokens - sum(answer.cached.values()))
             self._digest(call.call, answer)
         # What follows a call that failed goes on as it is recorded.
-        whole = prompt + (answer.tokens if answer is not None and answer.tokens else recorded)
-        context = _Context(whole, digests(whole, "", page_tokens, chain))
+        whole = prompt.tokens + (answer.tokens if answer is not None and answer.tokens else recorded)
+        context = _Context(whole, digests(whole, "", self._player.page_tokens, prompt.chain or prompt.begins))
         if answer is not None:
-            accounting.cached(context.chain)
+            self._player.accounting.cached(context.chain)
         if self._uses[call.call]:
             self._future(call.call).set_result(context)
         self._player.seen.calls.append(seen)

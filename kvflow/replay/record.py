@@ -15,7 +15,7 @@ class CallRecord:
         queue_s: how long it waited to be run; None if the server does not say.
         longest_pause_s: between two pieces of its answer.
         device_tokens: of its prompt, found in the cache on this tier; as the next two.
-        recomputed_tokens: of its prompt, computed although they had been cached before.
+        recomputed_tokens: of its prompt, computed although they had been computed before its own first token came.
         error: why it failed; empty if it did not.
     """
 

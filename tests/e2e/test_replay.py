@@ -299,7 +299,7 @@ def test_answers_hold_what_others_take_for_the_end_of_a_line(plain: Server) -> N
         arm = Arm(name="a")
         async with Running(arm=arm, url=plain.url, api_key="sesame").client(60.0) as client:
             connection = Connection(client, arm, free=False, began_s=time.perf_counter())
-            await connection.ask(list(range(40, 80)), recorded, [], "w", seen)
+            await connection.ask(list(range(40, 80)), recorded, [], seen)
         return seen
 
     seen = asyncio.run(ask())

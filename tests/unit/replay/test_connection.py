@@ -52,7 +52,7 @@ async def client(reply: Reply) -> AsyncIterator[httpx.AsyncClient]:
 async def ask(made: httpx.AsyncClient, **more: Any) -> tuple[Connection, CallRecord, Answer | None]:
     connection = Connection(made, Arm(name="a"), free=True, began_s=time.perf_counter(), **more)
     seen = CallRecord(workflow="w", thread="main", agent="a", call="c", asked_s=0.0)
-    answer = await connection.ask([1, 2], array("q", [7, 8]), [], "w", seen)
+    answer = await connection.ask([1, 2], array("q", [7, 8]), [], seen)
     return connection, seen, answer
 
 
