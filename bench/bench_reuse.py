@@ -35,7 +35,7 @@ from kvflow.hints import envelope, segments_action, step_action
 
 ARMS = ("dense", "rotate", "kvcomm")
 WARM_UP = 3
-"""KVCOMM's offsets are known after two programs; until six, the quality gate has every prompt computed again beside."""
+"""KVCOMM's offsets are known after two programs; the quality gate has the prompts of six more computed again beside."""
 
 
 @dataclass(frozen=True, slots=True)
