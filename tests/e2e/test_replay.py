@@ -75,8 +75,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     told: Counted = {}
     original = Connection._stream
 
-    async def stream(self: Connection, body: dict[str, Any], seen: CallRecord) -> dict[str, Any] | None:
-        last = await original(self, body, seen)
+    async def stream(
+        self: Connection, body: dict[str, Any], seen: CallRecord, computed: Callable[[], None]
+    ) -> dict[str, Any] | None:
+        last = await original(self, body, seen, computed)
         if last is not None:
             told[seen.workflow, seen.call] = last["meta_info"]["prompt_tokens"]
         return last
