@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from kvflow.errors import ServerUnavailableError
-from kvflow.patches.cpu.launch import ServerProcess, launch_server
+from kvflow.patches.cpu.launch import HOST, ServerProcess, free_port, launch_server
 from kvflow.patches.cpu.model import ModelSpec, build_model
 from tests.plugins import write_plugin
 
@@ -222,6 +223,20 @@ def test_a_flush_is_refused_while_copies_are_in_flight_and_clean_afterwards(
     again, where, _ = client.ask(prompt(2), new_tokens=1)
     assert where == {"device": 0, "host": 0}
     assert again == fresh
+
+
+@pytest.mark.beside
+def test_a_server_whose_port_is_taken_meanwhile_starts_on_another(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, free_port()))
+        taken.listen()
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr("kvflow.patches.cpu.launch.free_port", iter(ports).__next__)
+        with launch_server(model, log_path=tmp_path / "log") as server:
+            assert server.url == f"http://{HOST}:{ports[1]}"
+            assert httpx.get(f"{server.url}/get_model_info", trust_env=False).status_code == httpx.codes.OK
 
 
 @pytest.mark.beside

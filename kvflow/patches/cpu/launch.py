@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,10 @@ PROGRESS_S = 5.0
 PORTS = range(20_000, 31_000)
 """Below the ephemeral ports: between a server's start and its first answer its own ranks take dozens of those."""
 PORTS_TRIED = 100
+PORT_TAKEN = "address already in use"
+"""What the log of a server says whose port was free when it was chosen."""
+STARTS = 3
+"""How often a server is started at most, each time on another port."""
 
 
 class Ready(Protocol):
@@ -110,35 +115,64 @@ def start_server(
         device: as SGLang calls it; any but ``cpu`` runs without the CPU engine.
         spawn: starts its first process.
     """
-    log_path = Path(log_path)
-    port = free_port()
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", device]
-    command += ["--host", HOST, "--port", str(port)]
     command += ["--tp-size", str(tensor_parallel), "--dp-size", str(data_parallel), *extra_args]
     ranks = tensor_parallel * data_parallel
     environment = server_environment(ranks=ranks, python_path=python_path, device=device) | dict(env or {})
-    began_s = time.monotonic()
-    with log_path.open("wb") as log:
-        process = spawn(
-            command,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def ready(timeout_s: float = 180.0, on_progress: Callable[[float, str], None] | None = None) -> ServerProcess:
-        url = f"http://{HOST}:{port}"
-        _wait_until_ready(process, url, log_path, began_s + timeout_s, on_progress or _log_progress)
-        ready_s = time.monotonic() - began_s
-        logger.info("server ready after %.1f s at %s", ready_s, url)
-        return ServerProcess(url=url, process=process, log_path=log_path, ready_s=ready_s)
-
+    server = _Starting(partial(spawn, env=environment), command, Path(log_path))
     try:
-        yield ready
+        yield server.ready
     finally:
-        stop(process)
+        stop(server.process)
+
+
+class _Starting:
+    """A server that starts, and starts again if somebody has taken its port before it listened there.
+
+    Args:
+        spawn: starts a process.
+        command: without host and port.
+        log_path: file for its output.
+    """
+
+    def __init__(self, spawn: Callable[..., subprocess.Popen[bytes]], command: list[str], log_path: Path) -> None:
+        self._spawn = spawn
+        self._command = command
+        self._log_path = log_path
+        self._began_s = time.monotonic()
+        self.process, self._url = self._start()
+
+    def ready(self, timeout_s: float = 180.0, on_progress: Callable[[float, str], None] | None = None) -> ServerProcess:
+        """Wait until it answers."""
+        deadline_s, on_progress = self._began_s + timeout_s, on_progress or _log_progress
+        for started in range(1, STARTS + 1):
+            try:
+                _wait_until_ready(self.process, self._url, self._log_path, deadline_s, on_progress)
+                break
+            except ServerUnavailableError:
+                if started == STARTS or not self._lost_its_port():
+                    raise
+                logger.warning("%s was taken before the server listened there; starting it on another port", self._url)
+                stop(self.process)
+                self.process, self._url = self._start()
+        ready_s = time.monotonic() - self._began_s
+        logger.info("server ready after %.1f s at %s", ready_s, self._url)
+        return ServerProcess(url=self._url, process=self.process, log_path=self._log_path, ready_s=ready_s)
+
+    def _lost_its_port(self) -> bool:
+        return self.process.poll() is not None and PORT_TAKEN in self._log_path.read_text(errors="replace")
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], str]:
+        port = free_port()
+        with self._log_path.open("wb") as log:
+            process = self._spawn(
+                [*self._command, "--host", HOST, "--port", str(port)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return process, f"http://{HOST}:{port}"
 
 
 def free_port() -> int:
