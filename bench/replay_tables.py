@@ -28,7 +28,9 @@ NAMES = {
 """What the sources of traces are called here."""
 
 ARMS = {"kvflow": "kvflow", "kvflow-infer": "without hints", "kvflow-fcfs": "without admission", "lpm": "SGLang `lpm`"}
-WON = {"stall_s": "stall", "recomputed_tokens": "recomputed tokens", "loaded_tokens": "loaded tokens"}
+"""Those that are compared with `lru`, as tables call them."""
+WORK = {"stall_s": "stall", "recomputed_tokens": "recomputed tokens", "loaded_tokens": "loaded tokens"}
+"""What servers spent, by its name among the measures."""
 
 
 def render(names: list[str]) -> str:
@@ -60,25 +62,25 @@ def _times(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def _work(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    arms = {"lru": "`lru`", "kvflow": "kvflow", "kvflow-infer": "without hints", "lpm": "`lpm`"}
+    arms = {"lru": "`lru`", **{name: ARMS[name] for name in ("kvflow", "kvflow-infer", "lpm")}}
     lines = [
-        "| | " + " | ".join(f"{what}: {', '.join(arms.values())}" for what in WON.values()) + " | same answers | of |",
-        "|---|" + "---:|" * len(WON) + "---|---|",
+        "| | " + " | ".join(f"{what}: {', '.join(arms.values())}" for what in WORK.values()) + " | same answers | of |",
+        "|---|" + "---:|" * len(WORK) + "---|---|",
     ]
     for _, result in results:
         for load in result["loads"]:
             measures = {arm["name"]: arm["measures"] for arm in load["arms"]}
-            amounts = [", ".join(_amount(measures[arm][key], key) for arm in arms if arm in measures) for key in WON]
+            amounts = [", ".join(_amount(measures[arm][key], key) for arm in arms if arm in measures) for key in WORK]
             same = "yes" if load["identical_tokens"] else "**no**"
             lines.append(f"| {_title(result, load)} | {' | '.join(amounts)} | {same} | {result['git']['commit'][:8]} |")
     return lines
 
 
 def _title(result: dict[str, Any], load: dict[str, Any]) -> str:
-    name = NAMES[result["traces"][0]["source"]]
+    source = result["traces"][0]["source"]
     many = "all" if load["at_once"] >= load["programs"] else load["at_once"]
     rounds = "" if load["rounds"] == 1 else f", {load['rounds']} rounds"
-    return f"{name}, {load['programs']} programs, {many} at once{rounds}"
+    return f"{NAMES.get(source, source)}, {load['programs']} programs, {many} at once{rounds}"
 
 
 def _ratio(arm: dict[str, Any] | None) -> str:

@@ -28,13 +28,6 @@ from kvflow.patches.cpu.launch import launch_server
 BREAKER = """
 import os, pathlib
 switch = pathlib.Path(os.environ["BREAKER_SWITCH"])
-BREAKS = {
-    "none": lambda kv: kv,
-    "tokens": lambda kv: kv.flip(1),
-    "layers": lambda kv: kv.flip(0),
-    "sign": lambda kv: -kv,
-    "scale": lambda kv: 8 * kv,
-}
 
 def register():
     from kvflow.reuse import correct
@@ -42,12 +35,15 @@ def register():
 
     def broken(parts):
         sum_ = combined(parts)
-        broken_as = BREAKS[switch.read_text() if switch.exists() else "none"]
-        return type(sum_)(broken_as(sum_.keys), broken_as(sum_.values))
+        if not switch.exists():
+            return sum_
+        damaged = eval("lambda kv: " + switch.read_text())
+        return type(sum_)(damaged(sum_.keys), damaged(sum_.values))
 
     correct.combined = broken
 """
-BREAKS = ("none", "tokens", "layers", "sign", "scale")
+BREAKS = {"none": "kv", "tokens": "kv.flip(1)", "layers": "kv.flip(0)", "sign": "-kv", "scale": "8 * kv"}
+"""What becomes of keys and values, [layers, tokens, heads, dim]."""
 LONGEST_CHECK_S = 5.0
 """Checks are waited for so long."""
 
@@ -81,17 +77,17 @@ def settle(client: httpx.Client) -> None:
 def run(client: httpx.Client, programs: int, switch: Path, mode: str, broken_as: str) -> dict[str, Any]:
     """Ask half of the programs of a sound pool, and the others of a broken one."""
     arm = Arm("gate", mode)
-    before_it: dict[str, Any] = {}
+    sound: dict[str, Any] = {}
     caught: int | None = None
     last: dict[tuple[str, str], str] = {}
     asked = 0
     marks: dict[bool, list[bool]] = {False: [], True: []}
     for item in questions(programs, references=0.5, seed=3):
         broken = item.program >= programs // 2
-        if broken and not before_it:
+        if broken and not sound:
             last = doors(client)
-            before_it = {"doors": counted(last), "checks": reuse_stats(client)["checks"]}
-            switch.write_text(broken_as)
+            sound = {"doors": counted(last), "checks": reuse_stats(client)["checks"]}
+            switch.write_text(BREAKS[broken_as])
         right = answer(client, arm, item)
         if item.agent != "reader" or item.question.kind not in PUZZLE_KINDS:
             continue
@@ -105,7 +101,7 @@ def run(client: httpx.Client, programs: int, switch: Path, mode: str, broken_as:
     share = {key: sum(each) / len(each) for key, each in marks.items()}
     return {
         "break": broken_as,
-        "before": before_it | {"right": share[False], "questions": len(marks[False])},
+        "before": sound | {"right": share[False], "questions": len(marks[False])},
         "after": {"first_closed_after": caught, "doors": counted(doors(client)), "right": share[True]},
     }
 

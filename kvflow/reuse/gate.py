@@ -105,7 +105,8 @@ class QualityGate:
 
     def samples(self, slots: Iterable[SlotKey]) -> bool:
         """Count a prompt that was or could be spliced in these slots; whether it is to be checked for one of them."""
-        return any([self._samples(self._record(slot)) for slot in slots])  # noqa: C419 (each of them counts)
+        checked = [self._samples(self._record(slot)) for slot in slots]
+        return any(checked)
 
     def judge(self, slot: SlotKey, difference: Difference) -> bool:
         """Take a check; true if it closes the slot."""

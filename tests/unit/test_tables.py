@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,8 @@ RESULTS = ROOT / "bench" / "results"
 
 
 @pytest.fixture(autouse=True)
-def _bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _bench(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    yield
-    for name in ("readme_table", "replay_tables"):
-        sys.modules.pop(name, None)
 
 
 def test_the_table_in_the_readme_is_what_was_measured() -> None:
