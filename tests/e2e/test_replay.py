@@ -27,8 +27,10 @@ from kvflow.replay import run as running
 from kvflow.replay import server as serving
 from kvflow.replay.arms import Arm, parse_arms
 from kvflow.replay.connection import Connection
+from kvflow.replay.contents import Contents
 from kvflow.replay.engines import Sizes, cpu_engine
 from kvflow.replay.forcing import FLAG
+from kvflow.replay.player import Player, arrive
 from kvflow.replay.record import CallRecord, Round
 from kvflow.replay.run import Plan, replay
 from kvflow.replay.server import Ready, Running
@@ -306,6 +308,32 @@ def test_answers_hold_what_others_take_for_the_end_of_a_line(plain: Server) -> N
 
     seen = asyncio.run(ask())
     assert (seen.error, seen.output_tokens) == ("", len(recorded))
+
+
+def test_what_is_computed_again_is_told_by_who_computed_it_first_not_by_who_was_answered_first(plain: Server) -> None:
+    """Two programs with the same fixed prompt: the second finds it, and is answered while the first still generates."""
+    sizes = {"agents": 1, "turns": 1, "fixed_tokens": 256, "task_tokens": 32, "seed": 4}
+    long, short, lost = (
+        next(iter(programs(synthetic_trace("chain", SynthOptions(workflows=1, output_tokens=tokens, **sizes))[1])))
+        for tokens in (400, 4, 4)
+    )
+    seen, arm = Round(arm="a", index=0, seed=0), Arm(name="a")
+
+    async def play() -> None:
+        async with Running(arm=arm, url=plain.url, api_key="sesame").client(60.0) as client:
+            connection = Connection(client, arm, free=True, began_s=time.perf_counter())
+            player = Player(connection, seen, Contents(), Pace(), page_tokens=1)
+            await arrive(player, [(0.0, long, "long"), (0.7, short, "short")], None)
+            await asyncio.to_thread(plain.flush)
+            await arrive(player, [(0.0, lost, "lost")], None)
+
+    asyncio.run(play())
+    calls = {call.workflow: call for call in seen.calls}
+    assert not any(call.error for call in seen.calls)
+    assert calls["short"].device_tokens >= 256
+    assert calls["short"].ended_s < calls["long"].ended_s
+    assert calls["long"].recomputed_tokens == 0
+    assert calls["lost"].recomputed_tokens >= 256
 
 
 def test_calls_that_fail_are_told_by_the_exit_status(server: Server, tmp_path: Path) -> None:
