@@ -44,6 +44,11 @@ class Eviction(_Section):
     per byte), ``steps`` (KVFlow: steps-to-execution), ``ttl`` (Continuum: keep what waits for a tool, until its TTL),
     ``saga`` (SAGA: age, probability of reuse and size). Without: ``lru`` (SGLang's own), ``lfu``, ``slru``, ``tlru``
     (first what a next prompt can do without). Also any entry point of the group ``kvflow.policies``."""
+    exclusive: Literal["auto", "always", "never"] = "auto"
+    """Let a full host tier drop copies of what the device holds before it loses what only it has, so that the tiers
+    hold together as much as both have room for (exclusive caching). ``auto`` does where the device holds at least 24
+    chunks of a prompt (``--chunked-prefill-size``), so that there is time to copy again what has to leave it. Not under
+    SGLang's own orders, nor while predictions are not trusted."""
     prediction: Literal["earliest", "expected"] = "earliest"
     """Steps as KVFlow counts them (the earliest possible), or their expectation over branches and loops."""
 

@@ -13,6 +13,7 @@ from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
 from kvflow.engine.coordinator import Coordinator, PromptClaim
+from kvflow.engine.copies import COMPARED, given_up_first, pays
 from kvflow.engine.digests import digest_of_head, digests, rest_tokens, unit_tokens
 from kvflow.engine.fetch import Fetch, Fetcher
 from kvflow.engine.guard import Guard, GuardSettings, Regret
@@ -25,6 +26,7 @@ from kvflow.engine.retry import LoadRetry
 from kvflow.engine.room import DeviceView, Room, unlocked_tokens
 
 __all__ = [
+    "COMPARED",
     "FREE_CHOICE",
     "Accounting",
     "Answer",
@@ -56,6 +58,8 @@ __all__ = [
     "Tier",
     "digest_of_head",
     "digests",
+    "given_up_first",
+    "pays",
     "rest_tokens",
     "unit_tokens",
     "unlocked_tokens",

@@ -37,6 +37,7 @@ class Counters:
         computed_tokens: prompt tokens the model had to compute.
         recomputed_tokens: those of them that had been cached before and were evicted.
         evicted_tokens: tokens that left a tier, by ``tier/class``.
+        dropped_copy_tokens: copies that a full host has dropped because the device holds them.
         load_backs: host-to-device loads, of any kind below or by a batch for itself, which uses them.
         load_back_tokens: tokens they moved.
         load_back_s: seconds the transfers took, where the platform can time them.
@@ -64,6 +65,7 @@ class Counters:
     computed_tokens: int = 0
     recomputed_tokens: int = 0
     evicted_tokens: dict[str, int] = field(default_factory=_by_tier_and_class)
+    dropped_copy_tokens: int = 0
     load_backs: int = 0
     load_back_tokens: int = 0
     load_back_s: float = 0.0

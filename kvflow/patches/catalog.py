@@ -176,7 +176,32 @@ SEAMS: tuple[Seam, ...] = (
         "tree.host_round",
         "drive_host_eviction",
         ("self", "component_type", "num_tokens"),
-        "The same for the host tier.",
+        "The same for the host tier, which first drops copies of what the device holds.",
+    ),
+    _override(
+        "tree.copy",
+        f"{_CACHE}._execute_and_commit_kv_backup",
+        ("self", "action", "write_back"),
+        Feature.EVICTION,
+        "What is above a copy on the host has one.",
+    ),
+    _tree(
+        "tree.backup",
+        "build_backup_kv_action",
+        ("self", "node_id"),
+        "Says what has to be copied for that.",
+    ),
+    _tree(
+        "tree.copies",
+        "_can_reclaim_full_host_duplicate",
+        ("self", "node"),
+        "Says whether a host copy is in use.",
+    ),
+    _tree(
+        "tree.drop_copy",
+        "_release_full_host_duplicate",
+        ("self", "node", "tracker", "device_frees", "host_frees", "cache_actions"),
+        "Drops a host copy of what the device holds.",
     ),
     _tree(
         "tree.evict_device",

@@ -6,14 +6,17 @@ SGLang's configured strategy stays underneath and breaks ties, which makes an un
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from kvflow import config
 from kvflow.engine import Accounting, Coordinator, Journal, Tier, unit_tokens
 from kvflow.engine.leaves import Leaves, made_of
+from kvflow.patches.copies import Freed, give_up_first
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.keys import KeyView, NodeKey
 from kvflow.patches.known import count_values_fast, go_ahead, inner
@@ -39,6 +42,9 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
         self.journal = Journal(self.coordinator.claims.clock, settings.telemetry.journal_entries)
         self._telling = Guard("journal")
+        self._clearing = Guard("host copies")
+        self.exclusive = False
+        self.kept: Any = None
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         self.known: tuple[Any, int] | None = None
         super().__init__(params, components)
@@ -119,9 +125,27 @@ class KvflowTreeCore(UnifiedTreeCore):
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         self._open_round(Tier.HOST, self.evictable_host_leaves, tokens=num_tokens)
         try:
-            return super().drive_host_eviction(component_type, num_tokens)
+            freed = Freed()
+            if component_type is BASE_COMPONENT_TYPE and self._is_exclusive():
+                self._clearing.run(give_up_first, self, num_tokens, freed, default=None)
+            result: Any = super().drive_host_eviction(component_type, max(0, num_tokens - freed.tokens))
+            freed.add_to(result)
+            return result
         finally:
             self._close_round(self.evictable_host_leaves)
+
+    @contextlib.contextmanager
+    def keeping_copy(self, node_id: int) -> Iterator[None]:
+        """Let the copy of what is above a node be, while the node itself is copied."""
+        self.kept = self.node_by_id(node_id).parent
+        try:
+            yield
+        finally:
+            self.kept = None
+
+    def _is_exclusive(self) -> bool:
+        """Whether the host tier drops copies of what the device holds; without trust in predictions it is SGLang's."""
+        return self.exclusive and self.coordinator.uses_claims and not self.trust.choice(Tier.HOST).none
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
         node: Any = self.node_by_id(node_id)

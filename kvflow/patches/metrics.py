@@ -33,6 +33,7 @@ class Exporter:
                 ("computed_tokens", "Prompt tokens computed."),
                 ("recomputed_tokens", "Prompt tokens computed again because they had been evicted."),
                 ("evicted_tokens", "Tokens that left a tier, by order class."),
+                ("dropped_copy_tokens", "Tokens of host copies dropped because the device holds them."),
                 ("load_backs", "Host-to-device loads."),
                 ("load_back_tokens", "Tokens loaded from host to device."),
                 ("load_back_seconds", "Seconds host-to-device loads took."),
@@ -94,6 +95,7 @@ def _flatten(counters: Counters) -> Iterator[tuple[str, str, str, float]]:
     for place, tokens in counters.evicted_tokens.items():
         tier, cls = place.split("/")
         yield "evicted_tokens", tier, cls, tokens
+    yield "dropped_copy_tokens", "", "", counters.dropped_copy_tokens
     yield "load_backs", "", "", counters.load_backs
     yield "load_back_tokens", "", "", counters.load_back_tokens
     yield "load_back_seconds", "", "", counters.load_back_s

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
+from kvflow.engine import pays
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
@@ -67,6 +68,10 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.watch = Watch(self, max(params.chunked_prefill_size or 0, 0))
         self.splicer: Splicer | None = None
         settings = config.load()
+        self.tree_core.exclusive = settings.eviction.exclusive == "always" or (
+            settings.eviction.exclusive == "auto"
+            and pays(self.token_to_kv_pool_allocator.size_full, params.chunked_prefill_size or 0)
+        )
         self.gate = Gate(self) if settings.admission.mode == "workflow" else None
         self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
         if self.prefetch is not None:
@@ -132,6 +137,14 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.gate.left(req)
         self._tagging.run(self._answered, req, default=None)
         self.watch.left(req, checkpointed)
+
+    def _execute_and_commit_kv_backup(self, action: Any, write_back: bool = False) -> int:
+        if write_back or not self.tree_core.exclusive:
+            return super()._execute_and_commit_kv_backup(action, write_back)
+        # What was above a copy when the action was made may have lost its own to the copy before this one.
+        action = self.tree_core.build_backup_kv_action(action.node_ids[-1])
+        with self.tree_core.keeping_copy(action.node_ids[0]):
+            return super()._execute_and_commit_kv_backup(action)
 
     def load_back(self, node_id: int, mem_quota: int | None = None, req: Any = None) -> bool:
         before_tokens = self.accounting.counters.load_back_tokens

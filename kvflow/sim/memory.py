@@ -21,6 +21,7 @@ class Memory:
     Args:
         device_tokens, host_tokens, storage_tokens: capacity per tier; 0 for none.
         guard: tells how far prediction is trusted; None trusts it fully.
+        exclusive: whether a full host drops copies of what the device holds before it loses anything.
 
     Attributes:
         link_free_s: when everything queued for the way to the device has arrived.
@@ -39,6 +40,7 @@ class Memory:
         host_tokens: int,
         storage_tokens: int,
         guard: Guard | None,
+        exclusive: bool = False,
     ) -> None:
         self.page_tokens = page_tokens
         self.device_pages = device_tokens // page_tokens
@@ -48,6 +50,7 @@ class Memory:
             coordinator,
             page_tokens,
             choice=guard.choice if guard is not None else lambda tier: FREE_CHOICE,
+            exclusive=exclusive,
             on_evicted=self._count_evicted,
         )
         self.on_left: Callable[[Node, Tier], None] = lambda node, tier: None
@@ -147,23 +150,29 @@ class Memory:
             lacking.append(current)
             current = current.parent
         copied: list[Node] = []
+        current.host_locks += 1  # what is above a copy keeps its own
         for one in reversed(lacking):
             if not self._host_room(one.key.pages):
                 break
             self.tree.set_host(one)
+            one.host_locks += 1
             copied.append(one)
+        current.host_locks -= 1
         if copied:
             self.tree.lock(copied[-1])
-            self._backups.put((copied[-1], current.end, sum(len(one.key) for one in copied)))
+            self._backups.put((copied, current.end, sum(len(one.key) for one in copied)))
 
     def _back_up(self) -> ProcessGenerator:
         while True:
-            node, start_pages, tokens = yield self._backups.get()
+            copied, start_pages, tokens = yield self._backups.get()
+            node = copied[-1]
             yield self._env.timeout(tokens * self._profile.backup_token_s)
-            if self.storage_pages:
-                for span in reversed(_between(node, start_pages)):
-                    if not span.on_storage:
-                        self._stores.put(span)
+            for one in copied:
+                one.host_locks -= 1
+            for span in reversed(_between(node, start_pages)):
+                self.tree.copies.add(span)
+                if self.storage_pages and not span.on_storage:
+                    self._stores.put(span)
             self.tree.unlock(node)
 
     def _store(self) -> ProcessGenerator:

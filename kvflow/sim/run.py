@@ -10,7 +10,7 @@ from typing import Any
 import simpy
 
 from kvflow.config import Settings
-from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret
+from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret, pays
 from kvflow.policy import ORACLES
 from kvflow.sim.admission import Admission, programs_of
 from kvflow.sim.ahead import Ahead
@@ -39,6 +39,8 @@ class SimSettings:
         guard: bound the damage of wrong predictions; only orders that predict have one.
         device_tokens, host_tokens, storage_tokens: capacity per tier, 0 for none.
         concurrency: programs that run at a time.
+        exclusive: a full host drops copies of what the device holds before it loses anything; needs predictions. None
+            for where that pays.
         prefetch: load contexts back ahead of use; needs predictions and a host tier.
         page_tokens: page size.
     """
@@ -50,6 +52,7 @@ class SimSettings:
     storage_tokens: int = 0
     concurrency: int = 8
     admission: Admission = "fcfs"
+    exclusive: bool | None = None
     prefetch: bool = False
     page_tokens: int = 64
     seed: int = 0
@@ -117,6 +120,9 @@ def simulate(
     coordinator = Coordinator(settings.policy, profile.costs, backed_up=backed_up)
     accounting = Accounting(pager.unit_tokens)
     guard = Guard(profile.costs, pager.unit_tokens) if settings.guard and coordinator.guarded else None
+    exclusive = settings.exclusive
+    if exclusive is None:
+        exclusive = pays(settings.device_tokens, profile.chunk_tokens)
     memory = Memory(
         env,
         profile,
@@ -127,6 +133,7 @@ def simulate(
         host_tokens=settings.host_tokens,
         storage_tokens=settings.storage_tokens,
         guard=guard,
+        exclusive=exclusive,
     )
     brain = _brain(env, profile, settings, coordinator)
     server = Server(

@@ -2,7 +2,7 @@
 
 Mirrors SGLang's radix cache where it matters for what is evicted when: nodes are split where prompts part, a whole
 leaf is evicted at a time, a node with a host copy is demoted, one without is lost, a node on the device is never
-evicted from the host, and recency is that of the latest prompt that passed through.
+evicted from the host but as kvflow does it there, and recency is that of the latest prompt that passed through.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from kvflow.engine import FREE_CHOICE, Choice, Coordinator, Tier
 from kvflow.policy import EvictionClass
 from kvflow.sim.context import Context, runs_between
+from kvflow.sim.copies import Copies
 from kvflow.sim.node import Node, Span, common_pages, cut, first_page
 
 _STEP = 1e-5
@@ -30,6 +31,7 @@ class RadixTree:
         coordinator: ranks what can be evicted.
         page_tokens: page size.
         choice: tells among which leaves of a tier prediction may choose (see :class:`kvflow.engine.Guard`).
+        exclusive: whether a full host drops copies of what the device holds before it loses anything.
         on_evicted: told of every eviction.
     """
 
@@ -39,6 +41,7 @@ class RadixTree:
         page_tokens: int,
         *,
         choice: Callable[[Tier], Choice] = lambda tier: FREE_CHOICE,
+        exclusive: bool = False,
         on_evicted: OnEvicted = lambda node, tier, cls: None,
     ) -> None:
         self.page_tokens = page_tokens
@@ -49,11 +52,13 @@ class RadixTree:
         self.nodes = 0
         self._coordinator = coordinator
         self._choice = choice
+        self._exclusive = exclusive
         self._on_evicted = on_evicted
         self._time = 0.0
         self._device_leaves: dict[Node, None] = {}
         self._host_leaves: dict[Node, None] = {}
         self._storage_leaves: dict[Node, None] = {}
+        self.copies = Copies(coordinator, lambda: self._choice(Tier.HOST))
         self._tiered = False  # nothing has ever been below the device
 
     @property
@@ -117,6 +122,7 @@ class RadixTree:
         known = node
         while known.parent is not None and not known.on_device:
             known.on_device = True  # the caller's pages take the place of what the host or storage holds
+            self.copies.add(known)
             self.device_pages += known.key.pages
             known.parent.device_children += 1
             if known.locks:
@@ -200,6 +206,7 @@ class RadixTree:
             self.device_pages += node.key.pages
             if node.locks:
                 self.protected_pages += node.key.pages
+            self.copies.add(node)
             parent = _parent(node)
             parent.device_children += 1
             if not node.locks:  # else neither can leave
@@ -212,7 +219,8 @@ class RadixTree:
 
     def evict_host(self, pages: int) -> int:
         """The same for the host."""
-        return self._evict(Tier.HOST, self._host_leaves, pages, self._leave_host)
+        freed = self._give_up_first(pages) if self._exclusive else 0
+        return freed + self._evict(Tier.HOST, self._host_leaves, pages - freed, self._leave_host)
 
     def evict_storage(self, pages: int) -> int:
         """The same for storage, always by recency."""
@@ -245,6 +253,25 @@ class RadixTree:
             if freed < pages and parent in leaves:
                 heapq.heappush(heap, (priority(parent), parent.last_access_time, id(parent), parent))
         return freed
+
+    def _give_up_first(self, pages: int) -> int:
+        freed = 0
+        for node in self.copies.given_up_first(self._host_leaves):
+            freed += node.key.pages
+            if node.on_device:
+                self._drop_copy(node)
+            else:
+                self._leave_host(node, self._coordinator.class_of(node))
+            if freed >= pages:
+                break
+        return freed
+
+    def _drop_copy(self, node: Node) -> None:
+        node.on_host = False
+        self.host_pages -= node.key.pages
+        parent = _parent(node)
+        parent.host_children -= 1
+        self._classify_below(parent)
 
     def _evict_path(
         self, node: Node, leaves: dict[Node, None], pages: int, leave: Callable[[Node, EvictionClass], None]
@@ -305,6 +332,7 @@ class RadixTree:
         identity, first, _ = node.key.runs[0]
         del parent.children[identity, first]
         self.nodes -= 1
+        self.copies.forget(node)
         self._classify(parent)
         if parent.parent is not None:
             self._drop_if_gone(parent)
@@ -343,6 +371,7 @@ class RadixTree:
         child.key = Span(tail, child.key.pages - pages, self.page_tokens)
         child.parent = upper
         self.nodes += 1
+        self.copies.split(upper, child)
         self._coordinator.split(upper, child)
         self._classify(upper)
         self._classify(child)

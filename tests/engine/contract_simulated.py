@@ -42,7 +42,14 @@ class Simulated:
     """The simulated tree and memory, driven step by step as SGLang's scheduler drives the real ones."""
 
     def __init__(
-        self, policy: str, spelling: Spelling, *, host_tokens: int, share: float = 1.0, profile: Profile = PROFILE
+        self,
+        policy: str,
+        spelling: Spelling,
+        *,
+        host_tokens: int,
+        share: float = 1.0,
+        profile: Profile = PROFILE,
+        exclusive: bool = False,
     ) -> None:
         self.coordinator = Coordinator(policy, backed_up=backed_up)
         self.log = Log()
@@ -59,6 +66,7 @@ class Simulated:
             host_tokens=host_tokens,
             storage_tokens=0,
             guard=None,
+            exclusive=exclusive,
         )
         self.tree = self.memory.tree
         accounting = Accounting(4 * PAGE)

@@ -42,11 +42,19 @@ def compare(scenario: Scenario, count: int, real: Real, simulated: Simulated) ->
 
 
 def play(
-    policy: str, seed: int, publish: Callable[[float], Any], *, host: float, at_once: int, share: float = 1.0
+    policy: str,
+    seed: int,
+    publish: Callable[[float], Any],
+    *,
+    host: float,
+    at_once: int,
+    share: float = 1.0,
+    exclusive: bool = False,
 ) -> Real:
     spelling = Spelling()
     real = Real(policy, spelling, host_ratio=host, args=publish(host))
-    simulated = Simulated(policy, spelling, host_tokens=real.host_tokens, share=share)
+    real.cache.tree_core.exclusive = exclusive
+    simulated = Simulated(policy, spelling, host_tokens=real.host_tokens, share=share, exclusive=exclusive)
     compare(Scenario(seed, at_once=at_once), 400, real, simulated)
     return real
 
@@ -72,6 +80,22 @@ def test_a_host_smaller_than_the_device(publish: Callable[[float], Any], policy:
     """It fills with copies of what is on the device, which cannot leave it; what finds no room is tried again."""
     log = play(policy, 5, publish, host=0.5, at_once=2).log
     assert {tier for tier, _, _ in log.lost} == {"device", "host"}
+
+
+@pytest.mark.parametrize("host", [0.5, 1.0])
+@pytest.mark.parametrize("policy", ["steps", "cost"])
+def test_a_host_that_drops_copies_of_what_the_device_holds(
+    publish: Callable[[float], Any], policy: str, host: float
+) -> None:
+    """More is found where it does: a host no larger than the device has next to nothing else."""
+    inclusive, exclusive = (
+        play(policy, 7, publish, host=host, at_once=2, exclusive=exclusive) for exclusive in (False, True)
+    )
+    exclusive.cache.sanity_check()
+    assert inclusive.cache.accounting.counters.dropped_copy_tokens == 0
+    assert exclusive.cache.accounting.counters.dropped_copy_tokens > 10_000
+    assert sum(on_host for _, _, on_host in inclusive.log.found) < 100
+    assert sum(on_host for _, _, on_host in exclusive.log.found) > 500
 
 
 @pytest.mark.parametrize("policy", ["saga", "cost"])

@@ -1,0 +1,92 @@
+"""What a full host gives up before it loses anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, TypeVar
+
+from kvflow.engine.coordinator import Coordinator
+from kvflow.engine.ports import Node
+from kvflow.policy import EvictionClass
+
+AnyNode = TypeVar("AnyNode", bound=Node)
+
+COMPARED = 256
+"""Copies that are compared at a time, at most."""
+
+
+_CHUNKS = 24
+
+
+def pays(device_tokens: int, chunk_tokens: int) -> bool:
+    """Whether a host tier should drop copies of what the device holds.
+
+    What has lost its copy is copied again before it leaves the device, if there is time. Where a chunk of a prompt
+    needs a large part of the device at once there often is none: in simulations devices of up to 26 chunks gain or lose
+    a few percent, and larger ones gain.
+
+    Args:
+        device_tokens: size of the device's pool.
+        chunk_tokens: what is computed of prompts at a time; 0 for whole prompts.
+    """
+    return chunk_tokens > 0 and device_tokens >= _CHUNKS * chunk_tokens
+
+
+def given_up_first(
+    coordinator: Coordinator,
+    leaves: Collection[AnyNode],
+    newest: Callable[[], Collection[AnyNode]],
+    *,
+    order: Callable[[AnyNode], Any],
+    droppable: Callable[[AnyNode], bool],
+    locked: Callable[[AnyNode], bool],
+) -> Iterator[AnyNode]:
+    """Give the nodes whose room on the host costs nobody anything; who asks for the next has cleared the one before.
+
+    First what nobody will use any more: leaves of ended workflows, and of states that others have replaced. Then copies
+    of what the device holds. They are of use only once that has left the device, and what the host alone holds is lost
+    with it; so the two tiers hold together as much as both have room for. Copies go in the order in which they are
+    missed last: those of contexts that requests compute with, then those of contexts that stay on the device longest,
+    then what several contexts have in common. What is above a copy always has one. What nobody claims keeps its copy.
+
+    Source: exclusive caching (Wong and Wilkes, *My Cache or Yours? Making Storage More Exclusive*, USENIX ATC 2002);
+    which copies are dropped is ours.
+
+    Args:
+        coordinator: a round for the host is open.
+        leaves: what could be evicted from the host.
+        newest: gives nodes with copies, those first that were copied or loaded last.
+        order: what leaves are ordered by, those first that leave first; leaves no two alike.
+        droppable: whether a node is on both tiers and nothing reads or writes its copy.
+        locked: whether requests hold a node on the device.
+
+    Cost: O(leaves log leaves), and that of ranking the copies.
+    """
+    yield from _unwanted(coordinator, sorted(leaves, key=order), leaves)
+    ends = [node for node in newest() if _ends_copies(node, droppable)]
+    ends.sort(key=lambda node: (locked(node), coordinator.rank(node)), reverse=True)
+    for end in ends:
+        node = end
+        while _ends_copies(node, droppable):
+            yield node
+            if node.owners is not None:
+                node.owners.rank_version = -1  # it is worth more without a copy
+            node = node.parent
+            if not locked(node):
+                ends.append(node)
+                break
+
+
+def _unwanted(coordinator: Coordinator, ordered: Iterable[AnyNode], leaves: Collection[AnyNode]) -> Iterator[AnyNode]:
+    for leaf in ordered:
+        node = leaf
+        while node in leaves and coordinator.class_of(node) in (EvictionClass.RETIRED, EvictionClass.SUPERSEDED):
+            yield node
+            node = node.parent
+
+
+def _ends_copies(node: Any, droppable: Callable[[Any], bool]) -> bool:
+    """Whether a copy can be dropped, and nothing below has one; it is claimed, and nobody has asked to keep it."""
+    if node.owners is None or node.owners.pins or not droppable(node):
+        return False
+    return not any(child.backuped for child in node.children.values())
