@@ -311,6 +311,16 @@ class Coordinator:
             return owners.cls
         return self.standing(node).cls
 
+    def unwanted(self, node: Node) -> bool:
+        """Whether nobody will use a node: its workflows have ended, or others have replaced its state.
+
+        Cost: that of :meth:`rank`.
+        """
+        if node.owners is None or self._pinned(node) is not None:
+            return False
+        self.rank(node)
+        return node.owners.cls in (EvictionClass.RETIRED, EvictionClass.SUPERSEDED)
+
     def _ended(self, node: Node) -> bool:
         """Whether only ended workflows have used a node. Cost: that of :meth:`rank`."""
         if node.owners is None:

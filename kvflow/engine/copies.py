@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
-from kvflow.policy import EvictionClass
 
 AnyNode = TypeVar("AnyNode", bound=Node)
 
 COMPARED = 256
 """Copies that are compared at a time, at most."""
-
-
 _CHUNKS = 24
 
 
@@ -56,13 +53,17 @@ def given_up_first(
         coordinator: a round for the host is open.
         leaves: what could be evicted from the host.
         newest: gives nodes with copies, those first that were copied or loaded last.
-        order: what leaves are ordered by, those first that leave first; leaves no two alike.
+        order: what leaves are compared by, no two of them alike; the lowest leaves first.
         droppable: whether a node is on both tiers and nothing reads or writes its copy.
         locked: whether requests hold a node on the device.
 
-    Cost: O(leaves log leaves), and that of ranking the copies.
+    Cost: that of ranking leaves and copies.
     """
-    yield from _unwanted(coordinator, sorted(leaves, key=order), leaves)
+    for leaf in sorted(filter(coordinator.unwanted, leaves), key=order):
+        node = leaf
+        while node in leaves and coordinator.unwanted(node):
+            yield node
+            node = node.parent
     ends = [node for node in newest() if _ends_copies(node, droppable)]
     ends.sort(key=lambda node: (locked(node), coordinator.rank(node)), reverse=True)
     for end in ends:
@@ -75,14 +76,6 @@ def given_up_first(
             if not locked(node):
                 ends.append(node)
                 break
-
-
-def _unwanted(coordinator: Coordinator, ordered: Iterable[AnyNode], leaves: Collection[AnyNode]) -> Iterator[AnyNode]:
-    for leaf in ordered:
-        node = leaf
-        while node in leaves and coordinator.class_of(node) in (EvictionClass.RETIRED, EvictionClass.SUPERSEDED):
-            yield node
-            node = node.parent
 
 
 def _ends_copies(node: Any, droppable: Callable[[Any], bool]) -> bool:

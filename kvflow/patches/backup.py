@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Backups:
     """Copies one context a step to the host, with all above it that has no copy.
 
-    Under ``write_through`` SGLang copies everything at once, so there is nothing to do.
+    Under ``write_through`` SGLang copies everything at once, so there is nothing to do unless copies are dropped.
 
     Args:
         cache: whose contexts are copied.
@@ -33,7 +33,9 @@ class Backups:
             look: says what room there is on the device.
         """
         controller: Any = self._cache.cache_controller
-        if controller is not None and controller.write_policy != "write_through":
+        if controller is None:
+            return
+        if controller.write_policy != "write_through" or self._cache.tree_core.exclusive:
             self._guard.run(self._begin, look, default=None)
 
     def _begin(self, look: Callable[[], Room]) -> None:
