@@ -5,7 +5,7 @@ holds all: SGLang as it is (LRU, first come first served), kvflow's eviction, an
 face the same programs in the same order. Results go to a JSON file after every source, and what is in it already is not
 simulated again; docs/admission-results.md is made from it.
 
-Usage: python bench/bench_admission.py DATA [--sources swe tau] [--seeds 2] [--calls 600] [--jobs 2]
+Usage: python bench/bench_admission.py DATA [--sources swe tau] [--seeds 2] [--calls 600] [--jobs 2] [--inclusive]
        python bench/bench_admission.py --page      only write the page again
 """
 
@@ -62,6 +62,7 @@ def main() -> None:
         measured=simulated,
         rows=rows,
         render=render,
+        switches={"inclusive": "a host tier keeps copies of what the device holds, as SGLang's does"},
     ).main()
 
 
@@ -86,7 +87,7 @@ def compared(
         min(options.jobs, len(tasks)),
         mp_context=multiprocessing.get_context("fork"),
         initializer=_given.append,
-        initargs=((workload, limit, device, host, options.profile),),
+        initargs=((workload, limit, device, host, options),),
     ) as pool:
         times = dict(zip(tasks, pool.map(_simulated, tasks), strict=True))
     return {
@@ -99,24 +100,25 @@ def compared(
     }
 
 
-_given: list[tuple[Workload, int, int, int, str]] = []
+_given: list[tuple[Workload, int, int, int, argparse.Namespace]] = []
 """What the simulations of a worker process have in common."""
 
 
 def _simulated(task: tuple[str, int]) -> dict[str, Any]:
     arm, seed = task
-    workload, limit, device, host, profile = _given[-1]
+    workload, limit, device, host, options = _given[-1]
     policy, admission = ARMS[arm]
     settings = SimSettings(
         policy=policy,
         admission=admission,
         prefetch=arm != BASELINE and host > 0,
+        exclusive=False if options.inclusive else None,
         device_tokens=device,
         host_tokens=host,
         concurrency=CONCURRENCY,
         seed=seed,
     )
-    result = simulate(workload.drawn(seed, limit), load_profile(profile), settings)
+    result = simulate(workload.drawn(seed, limit), load_profile(options.profile), settings)
     return {"completion_s": result.completion_s, "lost_s": result.lost_s, "span_s": result.span_s}
 
 

@@ -9,9 +9,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class Bench:
         measured: what came of the servers of a source; raises TraceError where there is nothing to simulate.
         rows: a table's rows from that.
         render: the page from the whole result.
+        switches: further options, with what they do.
     """
 
     name: str
@@ -66,11 +67,15 @@ class Bench:
     measured: Callable[[Path, argparse.Namespace], Servers]
     rows: Callable[[Servers], Iterable[list[str]]]
     render: Callable[[dict[str, Any]], str]
+    switches: Mapping[str, str] = field(default_factory=dict)
 
     def main(self) -> None:
         """Run and write."""
         result = HERE / "results" / f"{self.name}.json"
-        options = options_of(parser_of(self.description, seeds=2, calls=self.calls, result=result))
+        parser = parser_of(self.description, seeds=2, calls=self.calls, result=result)
+        for name, text in self.switches.items():
+            parser.add_argument(f"--{name}", action="store_true", help=text)
+        options = options_of(parser)
         if not options.page:
             self.run(options)
         page = self.page if options.json == result else options.json.with_suffix(".md")
@@ -80,6 +85,7 @@ class Bench:
     def run(self, options: argparse.Namespace) -> None:
         """Simulate what is missing."""
         settings = {name: getattr(options, name) for name in ("seeds", "calls", "profile")}
+        settings |= {name: True for name in self.switches if getattr(options, name)}
         result = begun(options.json, settings)
         result |= {"bench": self.name, **circumstances()}
         write(result, options.json)
