@@ -200,7 +200,7 @@ SEAMS: tuple[Seam, ...] = (
     _tree(
         "tree.drop_copy",
         "_release_full_host_duplicate",
-        ("self", "node", "tracker", "device_frees", "host_frees", "cache_actions"),
+        ("self", "node", "tracker", "device_frees", "host_frees"),
         "Drops a host copy of what the device holds.",
     ),
     _tree(

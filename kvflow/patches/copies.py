@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ class Freed:
                 theirs[component] = values + theirs[component]
         for component, tokens in self.tracker.items():
             result.tracker[component] += tokens
-        result.cache_actions[:0] = self.cache_actions
+        if self.cache_actions:
+            result.cache_actions[:0] = self.cache_actions
 
 
 def give_up_first(core: KvflowTreeCore, tokens: int, freed: Freed) -> None:
@@ -47,6 +49,8 @@ def give_up_first(core: KvflowTreeCore, tokens: int, freed: Freed) -> None:
         tokens: how many.
         freed: takes what is, even if this fails halfway.
     """
+    takes_actions = "cache_actions" in inspect.signature(core._release_full_host_duplicate).parameters  # since 0.5.23
+    actions = {"cache_actions": freed.cache_actions} if takes_actions else {}
     for node in given_up_first(
         core.coordinator,
         core.evictable_host_leaves,
@@ -55,15 +59,10 @@ def give_up_first(core: KvflowTreeCore, tokens: int, freed: Freed) -> None:
         droppable=lambda node: node is not core.kept and core._can_reclaim_full_host_duplicate(node),
         locked=locked,
     ):
-        if node.evicted:
-            core._evict_host_leaf(
-                node, freed.tracker, freed.device_frees, freed.host_frees, cache_actions=freed.cache_actions
-            )
-        else:
-            core._release_full_host_duplicate(
-                node, freed.tracker, freed.device_frees, freed.host_frees, cache_actions=freed.cache_actions
-            )
+        clear = core._evict_host_leaf if node.evicted else core._release_full_host_duplicate
+        if not node.evicted:
             core.accounting.counters.dropped_copy_tokens += len(node.key)
+        clear(node, freed.tracker, freed.device_frees, freed.host_frees, **actions)
         if freed.tokens >= tokens:
             return
 

@@ -129,12 +129,13 @@ def test_without_hints_both_tiers_hit_and_miss_as_in_stock_sglang(stock: Server,
 
 
 def test_tensor_parallel_ranks_decide_alike_under_pressure(start: Callable[..., Any]) -> None:
-    env = {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
-    flags = ("--enable-kvflow", *HOST_TIER, "--max-total-tokens", "2048")
+    env = {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1", "KVFLOW_EVICTION__EXCLUSIVE": "always"}
+    flags = ("--enable-kvflow", *HOST_TIER, "--hicache-ratio", "1.1", "--max-total-tokens", "2048")
     with start(*flags, env=env, tensor_parallel=2, spawn=forking.spawn) as server:
         pressure(server)
         total = server.get("stats")["total"]
         assert sum(total["evicted_tokens"].values()) > 0
+        assert total["dropped_copy_tokens"] > 0
         assert total["load_backs"] > 0
         server.fresh()
         prompts = there_and_back(server)
@@ -159,8 +160,8 @@ def test_data_parallel_replicas_all_take_hints(start: Callable[..., Any]) -> Non
 
 @pytest.mark.skipif("KVFLOW_TEST_OLD_SGLANG" not in os.environ, reason="needs SGLang 0.5.22 beside the environment")
 def test_the_older_supported_sglang_works_too(start: Callable[..., Any]) -> None:
-    flags = ("--enable-kvflow", *HOST_TIER, "--max-total-tokens", "2048")
-    env = {"KVFLOW_REUSE__MODE": "rotate+repair"}
+    flags = ("--enable-kvflow", *HOST_TIER, "--hicache-ratio", "1.1", "--max-total-tokens", "2048")
+    env = {"KVFLOW_REUSE__MODE": "rotate+repair", "KVFLOW_EVICTION__EXCLUSIVE": "always"}
     old = {"python_path": [os.environ["KVFLOW_TEST_OLD_SGLANG"]], "spawn": subprocess.Popen}
     with start(*flags, env=env, **old) as server:
         status = server.get("status")
@@ -170,6 +171,7 @@ def test_the_older_supported_sglang_works_too(start: Callable[..., Any]) -> None
         total = server.get("stats")["total"]
         assert total["load_backs"] > 0
         assert sum(total["evicted_tokens"].values()) > 0
+        assert total["dropped_copy_tokens"] > 0
         assert server.get("cache")["replicas"][0]["fixed_prompts"].keys() >= {"agent0"}
         server.fresh()
         there_and_back(server)
