@@ -112,7 +112,7 @@ def _simulated(task: tuple[str, int]) -> dict[str, Any]:
         policy=policy,
         admission=admission,
         prefetch=arm != BASELINE and host > 0,
-        exclusive=False if options.inclusive else None,
+        exclusive="never" if options.inclusive else "auto",
         device_tokens=device,
         host_tokens=host,
         concurrency=CONCURRENCY,

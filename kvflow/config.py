@@ -29,6 +29,7 @@ _OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_", "KVFLOW_SERVICE_", "KVFLOW_POR
 """Ours for other things, and what Kubernetes sets for a service that happens to be called kvflow."""
 
 
+ExclusiveMode = Literal["auto", "always", "never"]
 ReuseMode = Literal["off", "rotate", "rotate+repair", "kvcomm", "kvcomm+repair"]
 
 
@@ -44,7 +45,7 @@ class Eviction(_Section):
     per byte), ``steps`` (KVFlow: steps-to-execution), ``ttl`` (Continuum: keep what waits for a tool, until its TTL),
     ``saga`` (SAGA: age, probability of reuse and size). Without: ``lru`` (SGLang's own), ``lfu``, ``slru``, ``tlru``
     (first what a next prompt can do without). Also any entry point of the group ``kvflow.policies``."""
-    exclusive: Literal["auto", "always", "never"] = "auto"
+    exclusive: ExclusiveMode = "auto"
     """Let a full host tier drop copies of what the device holds before it loses what only it has, so that the tiers
     hold together as much as both have room for (exclusive caching). ``auto`` does where the device holds at least 24
     chunks of a prompt (``--chunked-prefill-size``), so that there is time to copy again what has to leave it. Not under

@@ -13,7 +13,7 @@ from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
 from kvflow.engine.coordinator import Coordinator, PromptClaim
-from kvflow.engine.copies import COMPARED, given_up_first, pays
+from kvflow.engine.copies import given_up_first, is_exclusive
 from kvflow.engine.digests import digest_of_head, digests, rest_tokens, unit_tokens
 from kvflow.engine.fetch import Fetch, Fetcher
 from kvflow.engine.guard import Guard, GuardSettings, Regret
@@ -26,7 +26,6 @@ from kvflow.engine.retry import LoadRetry
 from kvflow.engine.room import DeviceView, Room, unlocked_tokens
 
 __all__ = [
-    "COMPARED",
     "FREE_CHOICE",
     "Accounting",
     "Answer",
@@ -59,7 +58,7 @@ __all__ = [
     "digest_of_head",
     "digests",
     "given_up_first",
-    "pays",
+    "is_exclusive",
     "rest_tokens",
     "unit_tokens",
     "unlocked_tokens",

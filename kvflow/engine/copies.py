@@ -10,29 +10,27 @@ from kvflow.engine.ports import Node
 
 AnyNode = TypeVar("AnyNode", bound=Node)
 
-COMPARED = 256
+_COMPARED = 256
 """Copies that are compared at a time, at most."""
 _CHUNKS = 24
 
 
-def pays(device_tokens: int, chunk_tokens: int) -> bool:
-    """Whether a host tier should drop copies of what the device holds.
-
-    What has lost its copy is copied again before it leaves the device, if there is time. Where a chunk of a prompt
-    needs a large part of the device at once there often is none: in simulations devices of up to 26 chunks gain or lose
-    a few percent, and larger ones gain.
+def is_exclusive(mode: str, device_tokens: int, chunk_tokens: int) -> bool:
+    """Whether a host tier drops copies of what the device holds.
 
     Args:
+        mode: ``always``, ``never``, or ``auto``: where a chunk of a prompt is a small part of the device, so that there
+            is time to copy again what has lost its copy before it has to leave.
         device_tokens: size of the device's pool.
         chunk_tokens: what is computed of prompts at a time; 0 for whole prompts.
     """
-    return chunk_tokens > 0 and device_tokens >= _CHUNKS * chunk_tokens
+    return mode == "always" or (mode == "auto" and 0 < _CHUNKS * chunk_tokens <= device_tokens)
 
 
 def given_up_first(
     coordinator: Coordinator,
     leaves: Collection[AnyNode],
-    newest: Callable[[], Collection[AnyNode]],
+    copies: dict[Any, AnyNode],
     *,
     order: Callable[[AnyNode], Any],
     droppable: Callable[[AnyNode], bool],
@@ -52,7 +50,7 @@ def given_up_first(
     Args:
         coordinator: a round for the host is open.
         leaves: what could be evicted from the host.
-        newest: gives nodes with copies, those first that were copied or loaded last.
+        copies: nodes on both tiers by any key, in the order in which they were copied or loaded; forgets others.
         order: what leaves are compared by, no two of them alike; the lowest leaves first.
         droppable: whether a node is on both tiers and nothing reads or writes its copy.
         locked: whether requests hold a node on the device.
@@ -64,7 +62,7 @@ def given_up_first(
         while node in leaves and coordinator.unwanted(node):
             yield node
             node = node.parent
-    ends = [node for node in newest() if _ends_copies(node, droppable)]
+    ends = [node for node in _newest(copies) if _ends_copies(node, droppable)]
     ends.sort(key=lambda node: (locked(node), coordinator.rank(node)), reverse=True)
     for end in ends:
         node = end
@@ -76,6 +74,21 @@ def given_up_first(
             if not locked(node):
                 ends.append(node)
                 break
+
+
+def _newest(copies: dict[Any, AnyNode]) -> list[AnyNode]:
+    newest: list[AnyNode] = []
+    gone: list[Any] = []
+    for key, node in reversed(copies.items()):
+        if node.evicted or not node.backuped:
+            gone.append(key)
+        else:
+            newest.append(node)
+            if len(newest) == _COMPARED:
+                break
+    for key in gone:
+        del copies[key]
+    return newest
 
 
 def _ends_copies(node: Any, droppable: Callable[[Any], bool]) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
-from kvflow.engine import COMPARED, given_up_first
+from kvflow.engine import given_up_first
 from kvflow.patches.backup import locked
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def give_up_first(core: KvflowTreeCore, tokens: int, freed: Freed) -> None:
     for node in given_up_first(
         core.coordinator,
         core.evictable_host_leaves,
-        lambda: _newest_copies(core),
+        core.full_host_duplicates,
         order=lambda leaf: (core.eviction_strategy.get_priority(leaf), leaf),
         droppable=lambda node: node is not core.kept and core._can_reclaim_full_host_duplicate(node),
         locked=locked,
@@ -65,19 +65,3 @@ def give_up_first(core: KvflowTreeCore, tokens: int, freed: Freed) -> None:
         clear(node, freed.tracker, freed.device_frees, freed.host_frees, **actions)
         if freed.tokens >= tokens:
             return
-
-
-def _newest_copies(core: KvflowTreeCore) -> list[Any]:
-    """Nodes on both tiers; forgets those that no longer are, as SGLang does when it looks at them."""
-    newest: list[Any] = []
-    gone = []
-    for key, node in reversed(core.full_host_duplicates.items()):
-        if node.evicted or not node.backuped:
-            gone.append(key)
-        else:
-            newest.append(node)
-            if len(newest) == COMPARED:
-                break
-    for key in gone:
-        del core.full_host_duplicates[key]
-    return newest

@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
-from kvflow.engine import pays
+from kvflow.engine import is_exclusive
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of
@@ -68,9 +68,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.watch = Watch(self, max(params.chunked_prefill_size or 0, 0))
         self.splicer: Splicer | None = None
         settings = config.load()
-        self.tree_core.exclusive = settings.eviction.exclusive == "always" or (
-            settings.eviction.exclusive == "auto"
-            and pays(self.token_to_kv_pool_allocator.size_full, params.chunked_prefill_size or 0)
+        self.tree_core.exclusive = is_exclusive(
+            settings.eviction.exclusive, self.token_to_kv_pool_allocator.size_full, params.chunked_prefill_size or 0
         )
         self.gate = Gate(self) if settings.admission.mode == "workflow" else None
         self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from kvflow.engine import COMPARED, Choice, Coordinator, given_up_first
+from kvflow.engine import Choice, Coordinator, given_up_first
 from kvflow.sim.node import Node
 
 
@@ -19,12 +19,12 @@ class Copies:
     def __init__(self, coordinator: Coordinator, choice: Callable[[], Choice]) -> None:
         self._coordinator = coordinator
         self._choice = choice
-        self._nodes: dict[Node, None] = {}
+        self._nodes: dict[Node, Node] = {}
 
     def add(self, node: Node) -> None:
         """Take a node in if it is on both, and the copy from one to the other is done."""
         if node.on_device and node.on_host:
-            self._nodes.setdefault(node)
+            self._nodes.setdefault(node, node)
 
     def split(self, upper: Node, lower: Node) -> None:
         """A node has been divided."""
@@ -48,17 +48,8 @@ class Copies:
         yield from given_up_first(
             coordinator,
             leaves,
-            self._newest,
+            self._nodes,
             order=lambda leaf: (coordinator.priority(leaf), leaf.last_access_time),
             droppable=lambda node: node.on_device and node.on_host and not node.host_locks,
             locked=lambda node: node.locks > 0,
         )
-
-    def _newest(self) -> list[Node]:
-        newest: list[Node] = []
-        for node in reversed(list(self._nodes)):
-            if not (node.on_device and node.on_host):
-                del self._nodes[node]
-            elif len(newest) < COMPARED:
-                newest.append(node)
-        return newest

@@ -9,8 +9,8 @@ from typing import Any
 
 import simpy
 
-from kvflow.config import Settings
-from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret, pays
+from kvflow.config import ExclusiveMode, Settings
+from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret, is_exclusive
 from kvflow.policy import ORACLES
 from kvflow.sim.admission import Admission, programs_of
 from kvflow.sim.ahead import Ahead
@@ -39,8 +39,7 @@ class SimSettings:
         guard: bound the damage of wrong predictions; only orders that predict have one.
         device_tokens, host_tokens, storage_tokens: capacity per tier, 0 for none.
         concurrency: programs that run at a time.
-        exclusive: a full host drops copies of what the device holds before it loses anything; needs predictions. None
-            for where that pays.
+        exclusive: a full host drops copies of what the device holds before it loses anything; needs predictions.
         prefetch: load contexts back ahead of use; needs predictions and a host tier.
         page_tokens: page size.
     """
@@ -52,7 +51,7 @@ class SimSettings:
     storage_tokens: int = 0
     concurrency: int = 8
     admission: Admission = "fcfs"
-    exclusive: bool | None = None
+    exclusive: ExclusiveMode = "auto"
     prefetch: bool = False
     page_tokens: int = 64
     seed: int = 0
@@ -120,9 +119,6 @@ def simulate(
     coordinator = Coordinator(settings.policy, profile.costs, backed_up=backed_up)
     accounting = Accounting(pager.unit_tokens)
     guard = Guard(profile.costs, pager.unit_tokens) if settings.guard and coordinator.guarded else None
-    exclusive = settings.exclusive
-    if exclusive is None:
-        exclusive = pays(settings.device_tokens, profile.chunk_tokens)
     memory = Memory(
         env,
         profile,
@@ -133,7 +129,7 @@ def simulate(
         host_tokens=settings.host_tokens,
         storage_tokens=settings.storage_tokens,
         guard=guard,
-        exclusive=exclusive,
+        exclusive=is_exclusive(settings.exclusive, settings.device_tokens, profile.chunk_tokens),
     )
     brain = _brain(env, profile, settings, coordinator)
     server = Server(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvflow.engine import Coordinator, PromptClaim, given_up_first, pays
+from kvflow.engine import Coordinator, PromptClaim, given_up_first, is_exclusive
 from kvflow.engine.owners import Pin
 from kvflow.policy import ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -42,7 +42,7 @@ class Table:
         for node in given_up_first(
             self.coordinator,
             leaves,
-            lambda: copies,
+            {id(node): node for node in reversed(copies)},
             order=self.coordinator.priority,
             droppable=lambda node: node.backuped and not node.evicted and node is not in_use,
             locked=lambda node: node.locked,
@@ -104,7 +104,28 @@ def test_a_context_is_worth_more_once_its_copy_is_gone() -> None:
     assert table.coordinator.rank(node) > before
 
 
-def test_it_pays_where_a_chunk_is_a_small_part_of_the_device() -> None:
-    assert pays(8192 * 24, 8192)
-    assert not pays(8192 * 23, 8192)
-    assert not pays(10**9, 0), "prompts are computed whole"
+def test_it_is_exclusive_where_a_chunk_is_a_small_part_of_the_device() -> None:
+    assert is_exclusive("auto", 8192 * 24, 8192)
+    assert not is_exclusive("auto", 8192 * 23, 8192)
+    assert not is_exclusive("auto", 10**9, 0), "prompts are computed whole"
+    assert is_exclusive("always", 1, 8192)
+    assert not is_exclusive("never", 10**9, 1)
+
+
+def test_what_has_left_a_tier_is_no_copy_and_is_forgotten() -> None:
+    table = Table()
+    soon, late, ended = table.tails.values()
+    late.evicted = True
+    copies = {id(node): node for node in (ended, late, soon)}
+    first = next(
+        given_up_first(
+            table.coordinator,
+            (),
+            copies,
+            order=table.coordinator.priority,
+            droppable=lambda _: True,
+            locked=lambda _: False,
+        )
+    )
+    assert first is soon
+    assert list(copies.values()) == [ended, soon]
