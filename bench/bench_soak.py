@@ -272,7 +272,7 @@ def server(folder: Path, name: str, *flags: str) -> Iterator[str]:
         "KVFLOW_CPU_LINK_BYTES_PER_S": str(LINK_BYTES_S),
         "KVFLOW_STRICT": "1",
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder / "storage"),
-        "KVFLOW_EVICTION__EXCLUSIVE": "always",
+        "KVFLOW_EVICTION__EXCLUSIVE": "always",  # whatever the chunk size
         "KVFLOW_COSTS__PREFILL_TOKEN_S": "1e-3",  # slow enough for holding programs to pay
         "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
         "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
