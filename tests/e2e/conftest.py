@@ -30,7 +30,7 @@ class Server:
     client: httpx.Client
     log: Path
 
-    def generate(self, text: str, *, tokens: int = 4, **body: Any) -> dict[str, Any]:
+    def generate(self, text: str | list[str], *, tokens: int = 4, **body: Any) -> dict[str, Any]:
         params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         response = self.client.post("/generate", json={"text": text, "sampling_params": params, **body})
         assert response.status_code == 200, response.text

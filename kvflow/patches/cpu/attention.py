@@ -2,8 +2,9 @@
 
 SGLang's torch-native backend pads the new queries to the length of the whole sequence and computes all of it: on a
 CPU a hit of 8k tokens would cost as much attention as a miss. Here only the new rows are computed, with a mask; the
-numbers are the same. Several parts of one sequence, side by side in a batch, attend at once. Keys are padded to whole
-blocks, so that a row has the same bits wherever the sequence ends or is divided, if rows of a product have.
+numbers are the same. Several parts of one sequence, side by side in a batch, attend at once. Rows of one block of
+positions attend to whole blocks, up to their own, so that a row has the same bits wherever the sequence ends or is
+divided: how many keys there are decides how MKL multiplies, on processors of AMD's in its strict mode, too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvflow.patches.cpu.decoding import attend_in_place
+from kvflow.patches.cpu.products import LEAST_ROWS
 
-_BLOCK = 64
-"""Of keys; torch treats those of a shorter last block differently."""
+_BLOCK = 512
+"""Positions; torch attends to so many keys at a time."""
 
 
 def extend_new_rows(
@@ -113,7 +115,7 @@ def attend(
 
     Args:
         query: [new, heads, head_dim].
-        keys: [length, kv_heads, head_dim]; what is behind the parts is not attended to.
+        keys: [length, kv_heads, head_dim], whole blocks; what is behind the parts is not attended to.
         values: [length, kv_heads, head_dim].
         spans: the parts, as [start, end); together as long as ``query``.
         grouped: whether several heads share a KV head.
@@ -123,18 +125,21 @@ def attend(
 
     Cost: new * length, where the stock code takes length squared for each part.
     """
-    new, length = query.shape[0], keys.shape[0]
-    mask = None
-    if spans != [(0, new)]:
-        positions = torch.cat([torch.arange(start, end) for start, end in spans])
-        mask = torch.arange(length) <= positions[:, None]
-    attended = scaled_dot_product_attention(
-        query.movedim(0, 1).unsqueeze(0),
-        keys.movedim(0, 1).unsqueeze(0),
-        values.movedim(0, 1).unsqueeze(0),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=grouped,
-    )
-    return attended.squeeze(0).movedim(1, 0)
+    attended = torch.empty_like(query)
+    positions = torch.cat([torch.arange(start, end) for start, end in spans])
+    blocks, counts = torch.unique_consecutive(positions // _BLOCK, return_counts=True)
+    begin = 0
+    for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+        rows, length, more = slice(begin, begin + count), (block + 1) * _BLOCK, -count % LEAST_ROWS
+        mask = torch.arange(length) <= pad(positions[rows], (0, more))[:, None]
+        some = scaled_dot_product_attention(
+            pad(query[rows], (0, 0, 0, 0, 0, more)).movedim(0, 1).unsqueeze(0),
+            keys[:length].movedim(0, 1).unsqueeze(0),
+            values[:length].movedim(0, 1).unsqueeze(0),
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=grouped,
+        )
+        attended[rows] = some.squeeze(0).movedim(1, 0)[:count]
+        begin += count
+    return attended

@@ -22,25 +22,15 @@ def cpu_engine_environment(environment: Mapping[str, str], *, ranks: int = 1) ->
 
     Each rank gets an equal share of the cores this process may use, at least one, unless `environment` says otherwise.
     Its threads sleep at barriers instead of spinning: on a busy machine that is several times faster. Nothing is
-    compiled here, so no process needs the compiler: importing it takes an eighth of a server's start. On processors of
-    Intel's, for which alone MKL has it, strict conditional numerical reproducibility gives each row of a product the
-    same bits whatever rows are beside it.
+    compiled here, so no process needs the compiler: importing it takes an eighth of a server's start. MKL's strict
+    conditional numerical reproducibility gives each row of a product the same bits whatever rows are beside it.
     """
     cores = sorted(os.sched_getaffinity(0))
     added = {"OMP_NUM_THREADS": str(max(1, len(cores) // ranks)), "OMP_WAIT_POLICY": "passive"}
-    added["TORCHDYNAMO_DISABLE"] = "1"
-    if _is_intel():
-        added["MKL_CBWR"] = "AUTO,STRICT"
+    added |= {"TORCHDYNAMO_DISABLE": "1", "MKL_CBWR": "AUTO,STRICT"}
     if ranks > 1:
         added["SGLANG_CPU_OMP_THREADS_BIND"] = bind_list(cores, ranks)
     return added | dict(environment) | {ENGINE_VARIABLE: "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def _is_intel() -> bool:
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 def server_environment(

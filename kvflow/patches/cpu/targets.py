@@ -59,6 +59,16 @@ DECODE = Target(
     "sglang.srt.model_executor.runner.eager_runner.EagerRunner._execute_decode",
     "A few rows are multiplied in less time than it takes to wake another thread.",
 )
+LINEAR = Target(
+    "cpu.linear",
+    "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+    "A row of a product has the same bits alone as among others; else answers depend on what runs beside them.",
+)
+LM_HEAD = Target(
+    "cpu.lm_head",
+    "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+    "The same for logits.",
+)
 HOST_RESERVE = Target(
     "cpu.host_reserve",
     "sglang.srt.mem_cache.pool_host.base.HICACHE_HOST_MEMORY_RESERVE_BYTES",
@@ -75,5 +85,7 @@ TARGETS: tuple[Target, ...] = (
     EXTEND_ATTENTION,
     DECODE_ATTENTION,
     DECODE,
+    LINEAR,
+    LM_HEAD,
     HOST_RESERVE,
 )
