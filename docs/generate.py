@@ -41,7 +41,7 @@ def config() -> str:
         "# Settings",
         "",
         "Precedence: flag > `KVFLOW_SECTION__NAME` variable > YAML file (`--kvflow-config`, `KVFLOW_CONFIG`) >",
-        "default. `kvflow config` prints this file. A setting that does not exist, in the file or as a variable, stops",
+        "default. `kvflow config` prints them. A setting that does not exist, in the file or as a variable, stops",
         "the server with an error that names it, so that a misspelt one is not taken for the default.",
         "",
         "```yaml",

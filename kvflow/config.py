@@ -74,7 +74,7 @@ class Admission(_Section):
 
     mode: Literal["fcfs", "workflow"] = "workflow"
     """``workflow`` runs the programs whose contexts fit together, where that pays, and lets the others wait between two
-    requests; requests without hints are never held. ``fcfs`` leaves it to SGLang."""
+    requests; requests that belong to no workflow are never held. ``fcfs`` leaves it to SGLang."""
 
 
 class Prefetch(_Section):
