@@ -109,6 +109,7 @@ class Prefetch:
             chunked: the request whose prompt is being computed in chunks, if there is one.
         """
         look = partial(self._room, running, chunked)
+        self.planner.formed()
         self._storage.begin()
         self.backups.begin(look)
         if self._load is None and not self._link_is_taken():
@@ -119,8 +120,8 @@ class Prefetch:
         """Whether a request is to be left in the queue for this pass: what it needs is on its way, or should be first.
 
         A batch with a request that needs a load waits for the link in its first layer, and everything else with it. So
-        while there is other work, its context is loaded in the background. With nothing else to do it waits in a batch
-        as well as in the queue, and computes each layer as soon as it is complete.
+        while there is other work, its context is loaded in the background, unless that is brief. With nothing else to
+        do it waits in a batch as well as in the queue, and computes each layer as soon as it is complete.
 
         Args:
             req: a request whose prefix has just been matched.
@@ -131,10 +132,11 @@ class Prefetch:
             awaits = self._guard.run(self._awaits, req, default=False)
             load.late |= awaits
             waits = awaits or req.needs_host_load_back()
+            waits = waits and busy and not self.planner.brief(load.tokens + req.host_hit_length)
         else:
             waits = busy and self._guard.run(self._asks, req, default=False)
         passes = getattr(req, "_kvflow_passes", 0)
-        if not waits or not busy or passes >= _PATIENCE:
+        if not waits or passes >= _PATIENCE:
             return False
         req._kvflow_passes = passes + 1
         self._cache.accounting.counters.passed_over += 1
@@ -188,7 +190,7 @@ class Prefetch:
 
     def _asks(self, req: Any) -> bool:
         """Whether the link is taken, or a load is to begin after this pass: the request's, or one's before it."""
-        if not req.needs_host_load_back() or claim_of(req) is None:
+        if not req.needs_host_load_back() or claim_of(req) is None or self.planner.brief(req.host_hit_length):
             return False
         if self._link_is_taken():
             return True

@@ -69,6 +69,7 @@ class Ahead:
     def begin(self, running: int) -> None:
         """Begin the next load, if there is one and the link is free, while so many requests run."""
         self._running = running
+        self._planner.formed()
         self._begin()
 
     def _begin(self) -> None:
@@ -105,14 +106,15 @@ class Ahead:
         while not node.on_device and not node.on_host:
             assert node.parent is not None
             node = node.parent
-        load = self._load
+        load, path = self._load, node.path()
+        tokens = sum(len(one.key) for one in path if not one.on_device)
         if load is None:
-            waits = not node.on_device and self._bring(request, node)
+            waits = tokens > 0 and not self._planner.brief(tokens) and self._bring(request, node)
         else:
-            awaits = any(one.load is load for one in node.path())
+            awaits = any(one.load is load for one in path)
             load.late |= awaits
-            waits = awaits or not node.on_device
-        if not busy or not waits:
+            waits = busy and (awaits or tokens > 0) and not self._planner.brief(load.tokens + tokens)
+        if not waits:
             return False
         self._accounting.counters.passed_over += 1
         return True

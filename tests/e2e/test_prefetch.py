@@ -30,6 +30,7 @@ TAIL = "and this is what it is about"
 @pytest.fixture(scope="module")
 def slow_link(start: Callable[..., Any]) -> Iterator[Server]:
     env = {BANDWIDTH_VARIABLE: str(FIXED_TOKENS * TOKEN_BYTES / LOAD_S)}
+    env["KVFLOW_COSTS__LOAD_TOKEN_S"] = str(LOAD_S / FIXED_TOKENS)
     with start("--enable-kvflow", "--max-total-tokens", str(DEVICE_TOKENS), *HOST_TIER, env=env) as server:
         server.client.put("/kvflow/v1/graphs/t", json=GRAPH).raise_for_status()
         yield server
@@ -132,6 +133,18 @@ def test_while_others_run_it_is_passed_over_and_they_do_not_wait(slow_link: Serv
     assert stats["prefetch_late_tokens"] >= FIXED_TOKENS
     slow_link.flush()  # refused while anything is locked or under way
     assert slow_link.get("status")["degraded"] == {}
+
+
+def test_over_a_fast_link_nobody_is_passed_over(server: Server) -> None:
+    answer = step(server, "before", "first")["text"]
+    server.end("before")
+    for number in range(4):
+        server.generate(text(f"flood {number}", 600), tokens=1)
+    server.get("stats", reset=True)
+    assert while_another_runs(server, "w", "first") == answer
+    stats = server.get("stats")["total"]
+    assert stats["hit_tokens"]["host"] + stats["prefetched_tokens"] >= FIXED_TOKENS
+    assert stats["passed_over"] == stats["background_loads"] == 0
 
 
 def test_a_workflow_that_goes_another_way_loses_nothing_but_the_load(slow_link: Server) -> None:
