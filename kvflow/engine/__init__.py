@@ -7,6 +7,7 @@ what a node must offer.
 
 from kvflow.engine.accounting import Accounting, Counters, Tier
 from kvflow.engine.backup import BackupPlanner
+from kvflow.engine.batch_loads import BatchLoads
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.choice import FREE_CHOICE, Choice
 from kvflow.engine.claim import Claim
@@ -30,6 +31,7 @@ __all__ = [
     "Accounting",
     "Answer",
     "BackupPlanner",
+    "BatchLoads",
     "Capacity",
     "Choice",
     "Claim",

@@ -81,7 +81,6 @@ class Prefetcher:
         self._resume_s = 0.0
         self._ordered: dict[tuple[str, Node], float] = {}
         self._begun = 0
-        self._brief_tokens = 0
 
     @property
     def settled(self) -> bool:
@@ -139,24 +138,6 @@ class Prefetcher:
         else:
             retry.chosen()
         return load
-
-    def brief(self, tokens: int) -> bool:
-        """Whether a batch rather waits for a load than a request in the queue, and count it to the batch if so.
-
-        A request that is left in the queue gets a batch of its own later, and others decode a step more without it. If
-        what all of a batch load takes less than such a step, that costs more than it saves.
-
-        Args:
-            tokens: what a request would have to wait for, in a batch that is being formed.
-        """
-        if self.pace.costs.load_steps(self._brief_tokens + tokens) >= 1:
-            return False
-        self._brief_tokens += tokens
-        return True
-
-    def formed(self) -> None:
-        """A batch has been formed."""
-        self._brief_tokens = 0
 
     def order(self, nodes: Sequence[Node], until_s: float, tenant: str = "") -> bool:
         """Load contexts as soon as may be, by command; False if too many are ordered already, by the tenant or by all.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import DeviceView, Load, LoadRetry, Prefetcher, Room, Tier
+from kvflow.engine import BatchLoads, DeviceView, Load, LoadRetry, Prefetcher, Room, Tier
 from kvflow.patches.backup import Backups, locked
 from kvflow.patches.claim import claim_of
 from kvflow.patches.guard import Guard
@@ -86,6 +86,7 @@ class Prefetch:
             max_tokens=settings.max_tokens,
             least_tokens=max(_LEAST_TOKENS, cache.page_size),
         )
+        self._batch = BatchLoads(coordinator.costs)
         self._storage = StorageFetch(cache, settings)
         self.backups = Backups(cache)
         self._cache = cache
@@ -109,7 +110,7 @@ class Prefetch:
             chunked: the request whose prompt is being computed in chunks, if there is one.
         """
         look = partial(self._room, running, chunked)
-        self.planner.formed()
+        self._batch.formed()
         self._storage.begin()
         self.backups.begin(look)
         if self._load is None and not self._link_is_taken():
@@ -120,8 +121,8 @@ class Prefetch:
         """Whether a request is to be left in the queue for this pass: what it needs is on its way, or should be first.
 
         A batch with a request that needs a load waits for the link in its first layer, and everything else with it. So
-        while there is other work, its context is loaded in the background, unless that is brief. With nothing else to
-        do it waits in a batch as well as in the queue, and computes each layer as soon as it is complete.
+        while there is other work, its context is loaded in the background, unless the batch may wait for it. With
+        nothing else to do it waits in a batch as well as in the queue, and computes each layer as soon as it is there.
 
         Args:
             req: a request whose prefix has just been matched.
@@ -131,8 +132,8 @@ class Prefetch:
         if load is not None and load.under_way:
             awaits = self._guard.run(self._awaits, req, default=False)
             load.late |= awaits
-            waits = awaits or req.needs_host_load_back()
-            waits = waits and busy and not self.planner.brief(load.tokens + req.host_hit_length)
+            waits = busy and (awaits or req.needs_host_load_back())
+            waits = waits and not self._batch.join(req.host_hit_length, behind_tokens=load.tokens)
         else:
             waits = busy and self._guard.run(self._asks, req, default=False)
         passes = getattr(req, "_kvflow_passes", 0)
@@ -190,7 +191,7 @@ class Prefetch:
 
     def _asks(self, req: Any) -> bool:
         """Whether the link is taken, or a load is to begin after this pass: the request's, or one's before it."""
-        if not req.needs_host_load_back() or claim_of(req) is None or self.planner.brief(req.host_hit_length):
+        if not req.needs_host_load_back() or claim_of(req) is None or self._batch.join(req.host_hit_length):
             return False
         if self._link_is_taken():
             return True

@@ -8,7 +8,7 @@ import simpy
 from simpy.events import ProcessGenerator
 
 from kvflow.config import Prefetch as PrefetchSettings
-from kvflow.engine import Accounting, Coordinator, DeviceView, Fetch, Fetcher, Load, Prefetcher, Room, Tier
+from kvflow.engine import Accounting, BatchLoads, Coordinator, DeviceView, Fetch, Fetcher, Load, Prefetcher, Room, Tier
 from kvflow.policy import PrefetchPace
 from kvflow.sim.memory import Memory
 from kvflow.sim.node import Node
@@ -58,6 +58,7 @@ class Ahead:
             lambda: accounting.counters,
             least_tokens=_LEAST_FETCH_TOKENS,
         )
+        self._batch = BatchLoads(coordinator.costs)
         self.on_arrived: Callable[[], None] = lambda: None
         self._load: Load | None = None
         self._fetch: Fetch | None = None
@@ -69,7 +70,7 @@ class Ahead:
     def begin(self, running: int) -> None:
         """Begin the next load, if there is one and the link is free, while so many requests run."""
         self._running = running
-        self._planner.formed()
+        self._batch.formed()
         self._begin()
 
     def _begin(self) -> None:
@@ -109,11 +110,11 @@ class Ahead:
         load, path = self._load, node.path()
         tokens = sum(len(one.key) for one in path if not one.on_device)
         if load is None:
-            waits = tokens > 0 and not self._planner.brief(tokens) and self._bring(request, node)
+            waits = tokens > 0 and not self._batch.join(tokens) and self._bring(request, node)
         else:
             awaits = any(one.load is load for one in path)
             load.late |= awaits
-            waits = busy and (awaits or tokens > 0) and not self._planner.brief(load.tokens + tokens)
+            waits = busy and (awaits or tokens > 0) and not self._batch.join(tokens, behind_tokens=load.tokens)
         if not waits:
             return False
         self._accounting.counters.passed_over += 1

@@ -67,16 +67,6 @@ def test_a_request_with_all_of_its_context_there_holds_nothing_up(table: Table) 
     assert table.load().anchor is table.fixed["b"]
 
 
-def test_a_batch_rather_waits_for_what_loads_in_less_than_a_decode_step(table: Table) -> None:
-    step_tokens = int(table.pace.costs.decode_step_s / table.pace.costs.load_token_s)
-    assert not table.prefetcher.brief(step_tokens)
-    assert table.prefetcher.brief(step_tokens - 3)
-    assert not table.prefetcher.brief(3), "together they take a step"
-    assert table.prefetcher.brief(2)
-    table.prefetcher.formed()
-    assert table.prefetcher.brief(3)
-
-
 def test_an_unlikely_branch_is_not_loaded(table: Table) -> None:
     table.free_tokens = 300
     table.evict("a", "b")
