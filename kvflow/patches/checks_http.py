@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
 _DELAY_S = 0.05
 """For the end of an answer to reach the schedulers, and for others that end at the same time."""
+_PATIENCE_S = 0.5
+"""How long a copy waits for a moment in which nobody else's request would wait for it."""
 
 
 class Checker:
-    """Asks what the schedulers want to have asked, one at a time.
+    """Asks what the schedulers want to have asked, one at a time, and while nothing else is under way if it may be.
 
     Args:
         front: the way to the schedulers.
@@ -45,11 +48,17 @@ class Checker:
                 self._again = False
                 for answer in await self._front.ask("checks"):
                     for offer in answer.data.get("due", ()):
+                        await self._quiet()
                         await self._ask(offer, answer.data.get("replica"))
         except ServerUnavailableError:
             pass  # too busy; what is due is asked after the next answer
         except Exception:
             note("checks of reuse")
+
+    async def _quiet(self) -> None:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while self._tokenizer_manager.rid_to_state and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DELAY_S)
 
     async def _ask(self, offer: dict[str, Any], replica: int | None) -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput

@@ -132,12 +132,14 @@ class Splicer:
     def stats(self) -> dict[str, Any]:
         """What has happened, for ``/kvflow/v1/stats``."""
         reuse = self.reuse
+        anchors = [anchor for pool in reuse.pools.values() for anchor in pool.anchors]
         return {
             **asdict(reuse.counters),
             "repaired_tokens": self._splicing.repaired_tokens,
             "refused": dict(self.refused),
             "texts": len(reuse.segments),
-            "anchors": sum(len(pool.anchors) for pool in reuse.pools.values()),
+            "anchors": len(anchors),
+            "anchor_bytes": sum(anchor.nbytes for anchor in anchors),
             "checks": self.checks.compared,
             "checks_under_way": self.checks.under_way,
             "gate": reuse.report(),

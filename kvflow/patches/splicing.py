@@ -22,8 +22,9 @@ from kvflow.reuse import KV, Chunk, Graft, budget_tokens, chosen, deviations, jo
 
 logger = logging.getLogger(__name__)
 
-_WRITES_LAST = frozenset({"flashinfer"})
-"""Attention backends that write KV after attention within a layer: a later run would not see an earlier one's."""
+_WRITES_FIRST = frozenset({"fa3", "fa4", "torch_native", "triton"})
+"""Attention backends that write a layer's KV before they read any of it, so that a later run sees an earlier one's."""
+_WRITES_FIRST_IF_PAGED = frozenset({"flashinfer"})
 
 Repairs = dict[int, list[list[tuple[int, int]]]]
 """Runs of each graft of a row."""
@@ -171,14 +172,22 @@ class Splicing:
 
 
 def _paged_attention(runner: Any) -> Any | None:
-    """The attention backend of prefill, if it writes KV first only when told to read all from pages; else None."""
-    if runner.prefill_attention_backend_str not in _WRITES_LAST:
+    """The attention backend of prefill, if it writes KV first only when told to read all from pages; else None.
+
+    Raises:
+        ReuseUnsupportedError: it is one of which that is not known, or cannot be told.
+    """
+    name, whole = runner.prefill_attention_backend_str, runner.attn_backend
+    if name in _WRITES_FIRST:
         return None
-    whole = runner.attn_backend
-    for backend in (whole, getattr(whole, "prefill_backend", None)):  # a hybrid has another for decode
-        if hasattr(backend, "use_paged"):
-            return backend
-    raise ReuseUnsupportedError(f"attention backend {type(whole).__name__}, which writes KV after it has read")
+    if name in _WRITES_FIRST_IF_PAGED:
+        for backend in (whole, getattr(whole, "prefill_backend", None)):  # a hybrid has another for decode
+            if hasattr(backend, "use_paged"):
+                return backend
+    raise ReuseUnsupportedError(
+        f"attention backend {name} ({type(whole).__name__}), which may write KV after it has read; "
+        f"--prefill-attention-backend {' or '.join(sorted(_WRITES_FIRST | _WRITES_FIRST_IF_PAGED))} does not"
+    )
 
 
 def runs_before_rest(chunks: Sequence[Chunk | None], repairs: Repairs) -> list[rows.Run]:

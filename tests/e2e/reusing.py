@@ -22,8 +22,8 @@ def text(name: str, length: int) -> str:
 def ask(server: Server, agent: str, document: str, *, mode: str | None = None, tail: str = " so?", **body: Any) -> Any:
     """Ask an agent about a document, which may be spliced."""
     role = text(f"role {agent}", ROLE)
-    workflow_type = body.pop("workflow_type", "t")
-    step = step_action(workflow_id="w", workflow_type=workflow_type, agent=agent, tenant=body.pop("tenant", None))
+    named = {"workflow_id": "w", "workflow_type": "t", "tenant": None}
+    step = step_action(agent=agent, **{name: body.pop(name, value) for name, value in named.items()})
     place = {"name": "document", "start": len(role), "end": len(role) + len(document)}
     actions = [step, segments_action(ranges=[place], **({"mode": mode} if mode else {}))]
     return server.generate(role + document + tail, tokens=8, kv_hints=envelope(actions), **body)
@@ -43,6 +43,17 @@ def settle(server: Server) -> None:
     deadline_s = time.monotonic() + 10
     while reuse(server)["checks_under_way"] and time.monotonic() < deadline_s:
         time.sleep(0.02)
+
+
+def evict(server: Server) -> None:
+    """Have what the workflow of :func:`ask` had in the cache make room for something else."""
+    server.end("w")
+    flood(server)
+
+
+def flood(server: Server) -> None:
+    for number in range(5):
+        server.generate(text(f"flood {number}", 500), tokens=1)
 
 
 def between_texts(server: Server) -> tuple[Any, Any]:
@@ -65,8 +76,7 @@ def between_texts(server: Server) -> tuple[Any, Any]:
 
     computed = answer()
     server.end("between")
-    for number in range(5):
-        server.generate(text(f"flood {number}", 500), tokens=1)
+    flood(server)
     before = reuse(server)["grafted_tokens"]
     spliced = answer()
     assert reuse(server)["grafted_tokens"] == before + sum(map(len, texts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from kvflow.reuse import KV, Mode
 from tests.unit.reuse.toy import (
@@ -39,6 +40,21 @@ def test_an_offset_gives_a_text_back_what_its_context_made_of_it() -> None:
     position_alone = prompt("critic", ROLE, ("document", TEXT), QUESTION)
     (plain,) = reuse.plan(position_alone, 0).grafts
     assert error(reuse.fill(position_alone, plain, CPU), exact(asked).span(21, 85)) > 0.01
+
+
+def test_an_offset_of_nothing_leaves_every_bit_at_the_old_position() -> None:
+    reuse, role = made(), words(20, 33)
+    serve(reuse, prompt("planner", role, ("document", TEXT), mode=Mode.KVCOMM))
+    asked = critics(TEXT, role=role)
+    _, computed = serve(reuse, asked)
+    graft, *_ = reuse.plan(asked, 0).grafts
+    ((anchor, weight),) = graft.anchors
+    assert (graft.start, graft.end, weight) == (33, 97, 1.0)
+    assert not anchor.offset.keys.any()
+    assert not anchor.offset.values.any()
+    filled = reuse.fill(asked, graft, CPU)
+    assert torch.equal(filled.keys, computed.keys[:, 33:97])
+    assert torch.equal(filled.values, computed.values[:, 33:97])
 
 
 def test_what_is_computed_after_true_offsets_is_what_would_have_been_computed() -> None:

@@ -34,7 +34,18 @@ def test_flashinfer_reads_all_from_pages_or_reuse_is_refused() -> None:
     runner.attn_backend = SimpleNamespace(prefill_backend=paged)
     assert _paged_attention(runner) is paged
     runner.attn_backend = SimpleNamespace()
-    with pytest.raises(ReuseUnsupportedError, match="writes KV after"):
+    with pytest.raises(ReuseUnsupportedError, match="may write KV after"):
         _paged_attention(runner)
-    runner.prefill_attention_backend_str = "triton"
+
+
+@pytest.mark.parametrize("name", ["torch_native", "triton", "fa3", "fa4"])
+def test_attention_that_writes_first_needs_nothing(name: str) -> None:
+    runner = SimpleNamespace(prefill_attention_backend_str=name, attn_backend=SimpleNamespace(use_paged=False))
     assert _paged_attention(runner) is None
+
+
+@pytest.mark.parametrize("name", ["aiter", "trtllm_mha", "flex_attention"])
+def test_attention_of_which_nothing_is_known_is_refused_by_name(name: str) -> None:
+    runner = SimpleNamespace(prefill_attention_backend_str=name, attn_backend=SimpleNamespace())
+    with pytest.raises(ReuseUnsupportedError, match=f"{name}.*--prefill-attention-backend"):
+        _paged_attention(runner)

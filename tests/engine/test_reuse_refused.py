@@ -1,0 +1,175 @@
+"""What reuse is refused for, by name: SGLang's own rotary embeddings and KV pools, servers, and requests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvflow.errors import ReuseUnsupportedError
+from kvflow.patches import refusals
+from kvflow.patches.kv_pool import Pool, rotary_of
+
+HEAD_DIM, POSITIONS, LAYERS = 64, 512, 3
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3["original_max_position_embeddings"] = 128
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+KNOWN: dict[str, dict[str, Any]] = {
+    "NeoX": {},
+    "GPT-J": {"is_neox_style": False},
+    "half of each head": {"partial_rotary_factor": 0.5},
+    "Llama 3": {"rope_scaling": LLAMA3},
+    "YaRN": {"rope_scaling": YARN},
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+
+
+def embedding(**options: Any) -> torch.nn.Module:
+    """One of SGLang's, never one that another test has."""
+    from sglang.srt.layers.rotary_embedding import factory, get_rope
+
+    factory._ROPE_DICT.clear()
+    return get_rope(HEAD_DIM, HEAD_DIM, POSITIONS, 10_000, dtype=torch.float32, **options)
+
+
+def runner(*embeddings: torch.nn.Module) -> Any:
+    """A model runner whose layers have these."""
+    model = torch.nn.Module()
+    for number, each in enumerate(embeddings):
+        layer = torch.nn.Module()
+        layer.rotary_emb = each
+        model.add_module(f"layer{number}", layer)
+    pool = SimpleNamespace(layer_num=LAYERS)
+    return SimpleNamespace(model=model, token_to_kv_pool=pool, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_embeddings_of_sglang_are_turned_as_it_turns_them(name: str) -> None:
+    one = embedding(**KNOWN[name])
+    rotary = rotary_of(runner(*[one] * LAYERS))
+    assert rotary.neox == (name != "GPT-J")
+    assert rotary.positions >= POSITIONS
+
+
+def test_an_embedding_whose_table_depends_on_the_prompt_is_refused() -> None:
+    with pytest.raises(ReuseUnsupportedError, match="rotary embedding DynamicNTK"):
+        rotary_of(runner(*[embedding(rope_scaling=DYNAMIC)] * LAYERS))
+
+
+@pytest.mark.parametrize("count", [0, 1, LAYERS])
+def test_layers_have_to_share_one_embedding(count: int) -> None:
+    with pytest.raises(ReuseUnsupportedError, match="do not share one rotary embedding"):
+        rotary_of(runner(*[embedding() for _ in range(count)]))
+
+
+def test_an_embedding_that_does_something_else_by_a_known_name_is_refused() -> None:
+    class RotaryEmbedding(torch.nn.Module):
+        def __init__(self, true: Any) -> None:
+            super().__init__()
+            self.true = true
+            self.cos_sin_cache, self.head_size, self.is_neox_style = true.cos_sin_cache, HEAD_DIM, True
+
+        def forward(self, positions: torch.Tensor, query: Any, key: Any) -> Any:
+            return self.true(positions // 2, query, key)
+
+    with pytest.raises(ReuseUnsupportedError, match="keys turned by us differ"):
+        rotary_of(runner(*[RotaryEmbedding(embedding())] * LAYERS))
+
+
+def test_a_layout_that_is_declared_wrongly_is_refused() -> None:
+    one = embedding()
+    turned = one.forward
+
+    def as_before(*arguments: Any) -> Any:
+        one.is_neox_style = True
+        try:
+            return turned(*arguments)
+        finally:
+            one.is_neox_style = False
+
+    one.is_neox_style, one.forward = False, as_before
+    with pytest.raises(ReuseUnsupportedError, match="keys turned by us differ"):
+        rotary_of(runner(*[one] * LAYERS))
+
+
+def pool_of(**changed: Any) -> Any:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    pool = MHATokenToKVPool(64, 4, torch.float32, 1, 4, 1, "cpu", False)
+    for name, value in changed.items():
+        setattr(pool, name, value)
+    return SimpleNamespace(token_to_kv_pool=pool, req_to_token_pool=None)
+
+
+def test_pools_other_than_plain_ones_are_refused() -> None:
+    assert Pool(pool_of()).layers == 1
+    for changed, named in (
+        ({"kv_cache_layout": "hnd"}, "KV layout hnd"),
+        ({"store_dtype": torch.uint8, "dtype": torch.float8_e5m2}, "KV of type torch.float8_e5m2"),
+    ):
+        with pytest.raises(ReuseUnsupportedError, match=named):
+            Pool(pool_of(**changed))
+
+    class MLATokenToKVPool:
+        pass
+
+    with pytest.raises(ReuseUnsupportedError, match="MLATokenToKVPool"):
+        Pool(SimpleNamespace(token_to_kv_pool=MLATokenToKVPool()))
+
+
+SERVER = {
+    "speculative_algorithm": None,
+    "lora_paths": None,
+    "enable_lora": False,
+    "enable_return_hidden_states": False,
+    "enable_return_routed_experts": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"enable_lora": True}, "LoRA"),
+        ({"lora_paths": ["a"]}, "LoRA"),
+        ({"enable_return_hidden_states": True}, "hidden-states"),
+        ({"enable_return_routed_experts": True}, "routed-experts"),
+    ],
+)
+def test_servers_are_refused_by_name(changed: dict[str, Any], named: str) -> None:
+    refusals.of_server(SimpleNamespace(**SERVER))
+    with pytest.raises(ReuseUnsupportedError, match=named):
+        refusals.of_server(SimpleNamespace(**SERVER | changed))
+
+
+REQUEST = {
+    "return_logprob": True,
+    "logprob_start_len": -1,
+    "origin_input_ids": [1] * 8,
+    "return_hidden_states": False,
+    "multimodal_inputs": None,
+    "input_embeds": None,
+    "positional_embed_overrides": None,
+    "session": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({}, ""),
+        ({"logprob_start_len": 8}, ""),
+        ({"logprob_start_len": 0}, "logprobs of the prompt"),
+        ({"logprob_start_len": 0, "return_logprob": False}, ""),
+        ({"return_hidden_states": True}, "hidden states"),
+        ({"multimodal_inputs": object()}, "multimodal inputs"),
+        ({"input_embeds": [[0.0]]}, "embeddings as input"),
+        ({"positional_embed_overrides": object()}, "embeddings as input"),
+        ({"session": object()}, "a session, which would keep it"),
+    ],
+)
+def test_requests_are_computed_for_a_reason_that_has_a_name(changed: dict[str, Any], named: str) -> None:
+    assert refusals.of_request(SimpleNamespace(**REQUEST | changed)) == named
