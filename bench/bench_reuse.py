@@ -60,7 +60,7 @@ class Sample:
     ttft_s: float
     prompt_tokens: int
     cached_tokens: int
-    grafted_tokens: int
+    reused_tokens: int
 
 
 def words(name: str, tokens: int) -> list[int]:
@@ -114,7 +114,7 @@ class Bench:
             "cache_salt": arm,
             "stream": True,
         }
-        before = self._grafted()
+        before = self._reused()
         start_s, ttft_s, last = time.perf_counter(), 0.0, {}
         with self._client.stream("POST", "/generate", json=body) as response:
             response.raise_for_status()
@@ -124,12 +124,14 @@ class Bench:
                 ttft_s = ttft_s or time.perf_counter() - start_s
                 last = json.loads(line.removeprefix("data: "))
         meta = last["meta_info"]
-        grafted = self._grafted() - before
+        reused = self._reused() - before
         answer = last["output_ids"]
-        return Sample(arm, agent + 1, ttft_s, len(tokens), meta["cached_tokens"], grafted), answer
+        return Sample(arm, agent + 1, ttft_s, len(tokens), meta["cached_tokens"], reused), answer
 
-    def _grafted(self) -> int:
-        return int(self.stats()["grafted_tokens"])
+    def _reused(self) -> int:
+        """Tokens put in so far that were not computed nevertheless."""
+        stats = self.stats()
+        return int(stats["grafted_tokens"] - stats["repaired_tokens"])
 
     def stats(self) -> dict[str, Any]:
         """What the server says about reuse."""
@@ -144,11 +146,12 @@ def table(samples: list[Sample]) -> list[dict[str, Any]]:
     rows = []
     for (arm, agent), group in groups.items():
         dense = median(sample.ttft_s for sample in groups["dense", agent])
-        share = median((sample.grafted_tokens + sample.cached_tokens) / sample.prompt_tokens for sample in group)
-        grafted = median(sample.grafted_tokens / sample.prompt_tokens for sample in group)
+        share = median((sample.reused_tokens + sample.cached_tokens) / sample.prompt_tokens for sample in group)
+        reused = median(sample.reused_tokens / sample.prompt_tokens for sample in group)
         ttft_s = median(sample.ttft_s for sample in group)
         row = {"arm": arm, "agent": agent, "prompt_tokens": group[0].prompt_tokens, "ttft_s": ttft_s}
-        row |= {"speedup": dense / ttft_s, "reused": grafted, "not_computed": share, "limit": 1 / (1 - share)}
+        limit = 1 / max(1 - share, 1 / group[0].prompt_tokens)  # something is always computed
+        row |= {"speedup": dense / ttft_s, "reused": reused, "not_computed": share, "limit": limit}
         rows.append(row)
     return rows
 

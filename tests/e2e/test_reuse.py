@@ -136,10 +136,11 @@ def test_what_was_spliced_reaches_no_exact_request(
         tiers = [answer["meta_info"]["cached_tokens_details"] or {} for answer in again.values()]
         assert any(found.get("storage") for found in tiers) == (kind == "storage"), "what storage has is exact, too"
         if ranks > 1:
-            repairs_to_the_exact_answer(server)
+            document = repairs_to_the_exact_answer(server)
+            repairs_behind_a_prefix_that_is_loaded_back(server, document)
 
 
-def repairs_to_the_exact_answer(server: Server) -> None:
+def repairs_to_the_exact_answer(server: Server) -> str:
     """What has been put in and is then computed anew, all of it, leaves no trace of where it came from."""
     document, probe = text("repaired", DOCUMENT), {"return_logprob": True, "top_logprobs_num": 20}
     wanted = exact(server, "second", document, **probe)
@@ -151,6 +152,22 @@ def repairs_to_the_exact_answer(server: Server) -> None:
     repaired = ask(server, "second", document, mode="rotate+repair", **probe)
     assert reuse(server)["repaired_tokens"] - before >= DOCUMENT - 16
     assert spliced["text"] != wanted["text"]
+    assert repaired["text"] == wanted["text"]
+    assert logprobs(repaired) == pytest.approx(logprobs(wanted), abs=0.05)
+    return document
+
+
+def repairs_behind_a_prefix_that_is_loaded_back(server: Server, document: str) -> None:
+    """The exact prefix comes from the host, what follows it is put in."""
+    probe, before = {"return_logprob": True}, reuse(server)["repaired_tokens"]
+    exact(server, "third", "", "")
+    server.end("w")
+    for number in range(10):
+        server.generate(text(f"another flood {number}", 500), tokens=1)
+    repaired = ask(server, "third", document, mode="rotate+repair", **probe)
+    assert repaired["meta_info"]["cached_tokens_details"]["host"] == ROLE
+    assert reuse(server)["repaired_tokens"] - before >= DOCUMENT - 16
+    wanted = exact(server, "third", document, **probe)
     assert repaired["text"] == wanted["text"]
     assert logprobs(repaired) == pytest.approx(logprobs(wanted), abs=0.05)
 

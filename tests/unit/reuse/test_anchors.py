@@ -36,6 +36,17 @@ def sketch(tokens: int, seed: int) -> torch.Tensor:
     return torch.randn(tokens, DIM, generator=torch.Generator().manual_seed(seed))
 
 
+def test_comparing_reads_no_offset() -> None:
+    class Unreadable:
+        def __getattr__(self, name: str) -> None:
+            raise AssertionError(f"{name} of an offset was read")
+
+    examples = pool(*(anchor(float(index)) for index in range(3)))
+    for one in examples.anchors:
+        one.offset = Unreadable()  # type: ignore[assignment]
+    assert len(examples.weigh(examples.distances(torch.full((10, DIM), 0.1), 0)).anchors) == 1
+
+
 @pytest.mark.parametrize("anchors", [0, 1])
 def test_fewer_than_two_examples_tell_nothing(anchors: int) -> None:
     weighing = pool(*(anchor() for _ in range(anchors))).weigh(squared(*[1.0] * anchors))
