@@ -57,7 +57,7 @@ class Checker:
 
     async def _quiet(self) -> None:
         deadline_s = time.monotonic() + _PATIENCE_S
-        while self._tokenizer_manager.rid_to_state and time.monotonic() < deadline_s:
+        while getattr(self._tokenizer_manager, "rid_to_state", ()) and time.monotonic() < deadline_s:
             await asyncio.sleep(_DELAY_S)
 
     async def _ask(self, offer: dict[str, Any], replica: int | None) -> None:
