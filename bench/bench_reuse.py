@@ -192,6 +192,7 @@ def main() -> None:
     if options.json:
         record = {"bench": "reuse", **circumstances(), "shape": asdict(shape), "programs": options.programs}
         memory = ("anchors", "anchor_bytes", "texts", "held_bytes")
+        record |= {"layers": options.layers, "repair_share": options.repair_share}
         record |= {"rows": rows, "memory": {key: stats[key] for key in memory}}
         record["dense"] = stats["dense"]
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -124,6 +124,7 @@ def main() -> None:
         stats = prompts.reuse()
     if options.json:
         record = {"bench": "segments", **circumstances(), "repeats": options.repeats, "rows": rows}
+        record |= {"layers": options.layers, "repair_share": options.repair_share}
         record |= {"memory": {key: stats[key] for key in ("anchors", "texts", "held_bytes")}}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from kvflow.config import Reuse
 from kvflow.patches.cpu.launch import launch_server
 from kvflow.patches.cpu.model import build_model
 from kvflow.replay.engines import GPU_FLAGS, write_geometry
@@ -21,6 +22,8 @@ READY_S = 600.0
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Let a benchmark's user choose the device, and add flags of SGLang."""
     parser.add_argument("--device", default="cpu", help="cuda: the geometry of an 8B model, random weights")
+    parser.add_argument("--layers", type=int, default=4, help="of the tiny model; repair computes the first two")
+    parser.add_argument("--repair-share", type=float, default=Reuse().repair_share, help="as reuse.repair_share")
     parser.add_argument("--flags", default="", help="further flags of SGLang, e.g. '--attention-backend triton'")
 
 
@@ -34,11 +37,12 @@ def serve(options: argparse.Namespace, flags: Sequence[str], env: Mapping[str, s
         env: variables.
     """
     device = options.device
+    env = {**env, "KVFLOW_REUSE__REPAIR_SHARE": str(options.repair_share)}
     flags = [*flags, *shlex.split(options.flags)]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         if device == "cpu":
-            build_model(model)
+            build_model(model, layers=options.layers)
         else:
             write_geometry(model)
             flags = [*flags, *GPU_FLAGS]
