@@ -42,6 +42,7 @@ class Program:
 
     Attributes:
         view: what admission may know.
+        began_s: when its first request came.
         workflows: in the order in which they came.
         looked_s: when the view was last brought up to date.
         answered_s: when a request of it was last answered; None before that.
@@ -49,11 +50,19 @@ class Program:
     """
 
     view: ProgramView
+    began_s: float
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, Request] = field(default_factory=dict)
     looked_s: float = 0.0
     answered_s: float | None = None
     held_since_s: float | None = None
+
+    def passed(self, seconds: float) -> None:
+        """So much time has passed since it was last decided who may run, or since the program has begun."""
+        if self.view.waiting and not self.view.admitted:
+            self.view.held_s += seconds
+        else:
+            self.view.served_s += seconds
 
 
 class Holdings:

@@ -14,6 +14,7 @@ from kvflow.engine.accounting import Counters
 from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
+from kvflow.engine.load_orders import LoadOrders
 from kvflow.engine.ports import Node
 from kvflow.engine.retry import LoadRetry
 from kvflow.engine.room import DeviceView, Room, fitting, unlocked_tokens
@@ -23,9 +24,6 @@ _PAUSE_S = 0.1
 """How long nothing is tried after there was no room."""
 _ANNOUNCED_S = 0.1
 """How long the link is kept free for a request that has been announced; after that it waits for something else."""
-_MAX_ORDERS = 256
-_MAX_ORDERS_OF_ONE = 64
-"""So many of them for one tenant."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +34,7 @@ class Load:
         nodes: what is loaded, top down; the last one is the anchor of the load.
         tokens: their length.
         asked: a request waits for it in the queue; else it is ahead of use.
+        ordered: by command, so that it is nobody's mistake if it is not used.
         under_way: it has begun and not ended.
         late: a request has had to wait for it.
     """
@@ -43,6 +42,7 @@ class Load:
     nodes: Sequence[Node]
     tokens: int
     asked: bool = False
+    ordered: bool = False
     under_way: bool = False
     late: bool = False
 
@@ -78,8 +78,8 @@ class Prefetcher:
         self._max_tokens = max_tokens
         self._least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
-        self._resume_s = 0.0
-        self._ordered: dict[tuple[str, Node], float] = {}
+        self._resume_s = self._resume_orders_s = 0.0
+        self._orders = LoadOrders(self._missing)
         self._begun = 0
 
     @property
@@ -103,18 +103,15 @@ class Prefetcher:
         """
         clock = self._coordinator.claims.clock
         self.pace.tick(clock.now_s)
+        if self.settled or not self.pace.link_free:
+            return None
         state = (clock.version, self._begun)
-        if self.settled or clock.now_s < self._resume_s or not self.pace.may_load:
-            return None
-        if self._load_is_coming(clock.now_s):
+        load = None
+        if not self._load_is_coming(clock.now_s):
+            load = self._ordered(clock.now_s, room, view) or self._predicted(clock.now_s, room, view)
+        if load is None:
             self._decided = state
-            return None
-        loads = (*map(self._load_ordered, self._orders(clock.now_s)), *map(self._load_of, nearest(self._coordinator)))
-        load = next(filter(None, loads), None)
-        if load is not None and (part := self._with_room(load, room, view)):
-            return part
-        self._decided = state
-        return None
+        return load
 
     def asked(self, retry: LoadRetry, node: Node, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """The load of a context that a request waits for: without a budget; None if there is no room on the same terms.
@@ -130,9 +127,12 @@ class Prefetcher:
         load = self._first_part(self._missing(node))
         if load is not None:
             load.asked = True
-            if load.tokens > room.free_tokens and self._coordinator.claims.clock.now_s < self._resume_s:
+            now_s = self._coordinator.claims.clock.now_s
+            if load.tokens > room.free_tokens and now_s < self._resume_s:
                 return None
             load = self._with_room(load, room, view)
+            if load is None:
+                self._resume_s = now_s + _PAUSE_S
         if load is None:
             retry.refused_tokens = room.available_tokens
         else:
@@ -147,21 +147,18 @@ class Prefetcher:
             until_s: not after this, on the control plane's clock.
             tenant: who orders.
         """
-        self._orders(self._coordinator.claims.clock.now_s)
-        ordered = self._ordered | dict.fromkeys(((tenant, node) for node in nodes), until_s)
-        if len(ordered) > _MAX_ORDERS or sum(by == tenant for by, _ in ordered) > _MAX_ORDERS_OF_ONE:
+        if not self._orders.add(nodes, until_s, self._coordinator.claims.clock.now_s, tenant):
             return False
-        self._ordered = ordered
-        self._decided = None
+        self._decided, self._resume_orders_s = None, 0.0
         return True
 
     def cancel(self, nodes: Sequence[Node], tenant: str = "") -> int:
         """Take back what a tenant has ordered of these; returns how many."""
-        return sum(self._ordered.pop((tenant, node), None) is not None for node in nodes)
+        return self._orders.cancel(nodes, tenant)
 
     def flushed(self) -> None:
         """The cache has been flushed."""
-        self._ordered.clear()
+        self._orders.clear()
         self.pace.flushed()
 
     def begun(self, load: Load) -> None:
@@ -175,7 +172,7 @@ class Prefetcher:
             counters.background_loads += 1
             counters.background_load_tokens += load.tokens
             return
-        self.pace.loaded(load.tokens)
+        self.pace.loaded(load.tokens, ordered=load.ordered)
         counters.prefetches += 1
         counters.prefetched_tokens += load.tokens
 
@@ -199,7 +196,8 @@ class Prefetcher:
             if load.asked:
                 counters.background_used_tokens += len(node.key)
             else:
-                self.pace.used(len(node.key))
+                if not load.ordered:
+                    self.pace.used(len(node.key))
                 if load.late or load.under_way:
                     counters.prefetch_late_tokens += len(node.key)
                 else:
@@ -211,7 +209,8 @@ class Prefetcher:
         if load is not None and load.asked:
             self._counters().background_wasted_tokens += len(node.key)
         elif load is not None:
-            self.pace.wasted(len(node.key))
+            if not load.ordered:
+                self.pace.wasted(len(node.key))
             self._counters().prefetch_wasted_tokens += len(node.key)
 
     def _load_is_coming(self, now_s: float) -> bool:
@@ -221,15 +220,31 @@ class Prefetcher:
             for claim in self._coordinator.claims.waited_for()
         )
 
-    def _orders(self, now_s: float) -> list[Node]:
-        """What is ordered and not there yet."""
-        self._ordered = {
-            order: until_s for order, until_s in self._ordered.items() if until_s > now_s and self._missing(order[1])
-        }
-        return [node for _, node in self._ordered]
+    def _ordered(self, now_s: float, room: Room, view: Callable[[], DeviceView]) -> Load | None:
+        """The first order there is room for; one there is none for holds up neither the others nor predictions."""
+        if now_s < self._resume_orders_s:
+            return None
+        for missing in self._orders.open(now_s):
+            load = self._first_part(missing)
+            if load is None:
+                continue
+            load.ordered = True
+            if part := self._with_room(load, room, view):
+                return part
+        self._resume_orders_s = now_s + _PAUSE_S
+        return None
 
-    def _load_ordered(self, node: Node) -> Load | None:
-        return self._first_part(self._missing(node))
+    def _predicted(self, now_s: float, room: Room, view: Callable[[], DeviceView]) -> Load | None:
+        """What is predicted to be needed next, if there is room: what is needed later is worth less."""
+        if now_s < self._resume_s or not self.pace.may_load:
+            return None
+        load = next(filter(None, map(self._load_of, nearest(self._coordinator))), None)
+        if load is None:
+            return None
+        part = self._with_room(load, room, view)
+        if part is None:
+            self._resume_s = now_s + _PAUSE_S
+        return part
 
     def _load_of(self, claim: Claim) -> Load | None:
         missing = self._missing(target(claim))
@@ -240,7 +255,7 @@ class Prefetcher:
         return self._first_part(missing)
 
     def _with_room(self, load: Load, room: Room, view: Callable[[], DeviceView]) -> Load | None:
-        """As much of a load, from the top, as there is room for; without any nothing is tried for a moment."""
+        """As much of a load, from the top, as there is room for."""
         if load.tokens + room.growth_tokens(self.pace.costs.load_steps(load.tokens)) <= room.free_tokens:
             return load
         device = view()
@@ -249,8 +264,7 @@ class Prefetcher:
         if nodes and tokens >= self._least_tokens:
             held_tokens = tokens + unlocked_tokens(nodes[0].parent, device.locked)
             if room.may_lock(held_tokens, self.pace.costs.load_steps(tokens)):
-                return Load(nodes, tokens, asked=load.asked)
-        self._resume_s = self._coordinator.claims.clock.now_s + _PAUSE_S  # what is needed later is worth less
+                return Load(nodes, tokens, asked=load.asked, ordered=load.ordered)
         return None
 
     def _missing(self, node: Node | None) -> list[Node]:

@@ -101,10 +101,10 @@ class Programs:
             self._run(self._requests[key], running=False)
             return
         name = claim.program_id or claim.workflow_id
+        now_s = self._claims.clock.now_s
         program = self._programs.get(name)
         if program is None:
-            program = self._programs[name] = Program(ProgramView())
-        now_s = self._claims.clock.now_s
+            program = self._programs[name] = Program(ProgramView(), now_s)
         if program.view.admitted and not program.requests and program.answered_s is not None:
             self._typical.paused(now_s - program.answered_s)
         program.workflows[claim.workflow_id] = None
@@ -170,12 +170,9 @@ class Programs:
         pause_s = _PAUSE_S * max(0, len(self._programs) - _MANY) if self._running else 0.0
         if passed_s < (pause_s if self._changed else _RECONSIDER_S):
             return
+        for program in self._programs.values():
+            program.passed(now_s - max(self._settled_s, program.began_s))
         self._changed, self._settled_s = False, now_s
-        for view in (program.view for program in self._programs.values()):
-            if view.waiting and not view.admitted:
-                view.held_s += passed_s
-            else:
-                view.served_s += passed_s
         for name, program in [*self._programs.items()]:
             at_stake = program.requests or program.view.admitted
             if (at_stake or now_s - program.looked_s >= _LOOK_S) and not self._holdings.look(program):

@@ -55,9 +55,14 @@ class PrefetchPace:
         return (self._wasted_tokens + _WASTE * self._most_tokens) / seen
 
     @property
+    def link_free(self) -> bool:
+        """Whether there is link time for another load."""
+        return self._left_s > 0
+
+    @property
     def may_load(self) -> bool:
-        """Whether both limits allow another load."""
-        return self._left_s > 0 and self._budget_tokens > self.wasted_share * self._open_tokens
+        """Whether both limits allow another load that is predicted to be of use."""
+        return self.link_free and self._budget_tokens > self.wasted_share * self._open_tokens
 
     def near(self, next_s: float, steps: float | None, tokens: int) -> bool:
         """Whether a use is so near that its context should be loaded now.
@@ -79,10 +84,10 @@ class PrefetchPace:
                 self._earn(passed_s * _WASTED_LINK / self.costs.load_token_s)
         self._now_s = now_s if self._now_s is None else max(self._now_s, now_s)
 
-    def loaded(self, tokens: int) -> None:
-        """Take note of a load that begins."""
+    def loaded(self, tokens: int, *, ordered: bool = False) -> None:
+        """Take note of a load that begins; one that was ordered is no prediction, and cannot be a mistake."""
         self._left_s -= self.costs.load_s(tokens)
-        self._open_tokens += tokens
+        self._open_tokens += 0 if ordered else tokens
 
     def used(self, tokens: int) -> None:
         """A request has used part of what was loaded."""

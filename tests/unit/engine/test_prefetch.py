@@ -214,6 +214,31 @@ def test_where_there_was_no_room_nothing_is_tried_for_a_moment(table: Table) -> 
     assert table.load().anchor is table.fixed["a"]
 
 
+def test_an_order_that_has_no_room_holds_up_neither_other_orders_nor_predictions(table: Table) -> None:
+    table.evict("a", "b", "c")
+    table.say("w", b=100, c=0.1, d=0.2, e=0.2, f=100)
+    assert table.prefetcher.order([table.fixed["a"]], until_s=100.0), "nobody is known to use it"
+    assert table.load().anchor is table.fixed["c"]
+    table.prefetcher.ended(table.fixed["c"].load)
+    table.time(10.3)
+    assert table.prefetcher.order([table.fixed["b"]], until_s=100.0)
+    table.free_tokens = 100
+    table.fixed["a"].backuped = False
+    assert table.load().anchor is table.fixed["b"]
+
+
+def test_orders_that_nobody_uses_cost_predictions_nothing(table: Table) -> None:
+    table.free_tokens = 1000
+    for second in range(100):
+        table.time(20.0 + second)
+        table.evict("a")
+        table.prefetcher.order([table.fixed["a"]], until_s=1000.0)
+        table.prefetcher.ended(table.load())
+        table.prefetcher.left(table.fixed["a"])
+    assert table.counters.prefetch_wasted_tokens == 10_000
+    assert table.pace.may_load
+
+
 def test_without_news_nothing_is_looked_at_again(table: Table) -> None:
     table.evict("a")
     table.say("w", a=0.2, b=0.1, c=0.1, d=0.1, e=0.1, f=0.1)

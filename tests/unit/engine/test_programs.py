@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvflow.engine import Coordinator, Journal, Programs, PromptClaim
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -248,17 +250,19 @@ def test_fixed_prompts_that_a_program_will_hardly_use_or_only_much_later_take_no
     assert let_in(probability=0.9, due_s=500.0) == ["b"]
 
 
-def test_how_long_programs_take_tells_who_is_overdue() -> None:
+@pytest.mark.parametrize("clock_s", [0.0, 1e6], ids=["the clock starts", "it has run for long"])
+def test_how_long_programs_take_tells_who_is_overdue(clock_s: float) -> None:
     def let_in(took_s: float) -> list[str]:
         table = Table()
+        table.coordinator.tick(clock_s)
         table.start("ended", 60_000)
-        table.coordinator.tick(took_s)
+        table.coordinator.tick(clock_s + took_s)
         table.answer("ended")
         table.end("ended")
         table.start("a", 60_000)
         table.ask("large", 70_000)
         table.allowed("large")
-        table.coordinator.tick(took_s + 60.0)
+        table.coordinator.tick(clock_s + took_s + 60.0)
         table.ask("small", 10_000)
         return table.allowed("large", "small")
 
