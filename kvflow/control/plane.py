@@ -123,7 +123,7 @@ class ControlPlane:
         now_s = self._clock()
         intake = Intake()
         for workflow in list(self._workflows.values()):
-            if now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s:
+            if now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s and not workflow.at_work:
                 self._retire(workflow, intake, ended=False)
             elif workflow.workflow_id in self.threads and _unlikely(workflow.sent):
                 self._retire(workflow, intake)

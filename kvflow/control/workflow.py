@@ -78,6 +78,11 @@ class Workflow:
     revisit_s: float = math.inf
     sent: WorkflowUpdate | None = None
 
+    @property
+    def at_work(self) -> bool:
+        """Whether a request of it, or of a sub-workflow, may be under way."""
+        return self.children > 0 or any(context.arrivals_s for context in self.contexts.values())
+
     def follow(self, graph: AgentStepGraph) -> None:
         """Follow the run through a graph from here on; a graph it follows already is taken over as it is now."""
         if self.cursor is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from kvflow.engine.ahead import LIKELY
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
+
+_TRIES = 4
+"""Contexts that are tried before anything has changed."""
 
 
 class BackupPlanner:
@@ -16,6 +20,7 @@ class BackupPlanner:
     A context is to be copied when its next use is so far off that keeping it on the device until then costs more than
     to load it: ``next use * tokens / device >= load``, the share of the device it occupies for so long against the
     link's time. That is when it is going to leave; with a copy it comes back by a load, without one by a computation.
+    So is that of a program that is held until others have had their turn.
 
     Source: InferCept's comparison of preserve and swap (arXiv 2402.01869, §4.1), decided when the wait begins.
 
@@ -29,6 +34,7 @@ class BackupPlanner:
         self._device_tokens = device_tokens
         self._decided = -1
         self._ordered: dict[Node, float] = {}
+        self._refused: tuple[int, set[Node]] = (-1, set())
 
     def order(self, nodes: Sequence[Node], until_s: float) -> None:
         """Copy contexts by command, however soon they are needed again.
@@ -39,6 +45,11 @@ class BackupPlanner:
         """
         self._ordered |= dict.fromkeys(nodes, until_s)
         self._decided = -1
+
+    def cancel(self, nodes: Sequence[Node]) -> None:
+        """Take back what has been ordered of these."""
+        for node in nodes:
+            self._ordered.pop(node, None)
 
     def flushed(self) -> None:
         """The cache has been flushed."""
@@ -55,27 +66,35 @@ class BackupPlanner:
         clock = self._coordinator.claims.clock
         if clock.version == self._decided:
             return None
+        if self._refused[0] != clock.version:
+            self._refused = (clock.version, set())
+        refused = self._refused[1]
         self._ordered = {n: until_s for n, until_s in self._ordered.items() if until_s > clock.now_s and self._lacks(n)}
-        for node in self._ordered:
-            if not under_way(node):
-                return node
-        for claim in self._coordinator.claims.expected():
-            node = claim.tip
-            if node is not None and self._lacks(node) and self._faces_a_long_wait(claim) and not under_way(node):
-                return node
-        self._decided = clock.version
-        return None
+        wanted = (node for node in self._wanted() if node not in refused and not under_way(node))
+        node = next(wanted, None) if len(refused) < _TRIES else None
+        if node is None:
+            self._decided = clock.version
+        return node
 
-    def refused(self) -> None:
-        """The host had no room for what was chosen, or the device none to hold it: wait until something changes."""
-        self._decided = self._coordinator.claims.clock.version
+    def refused(self, node: Node) -> None:
+        """There was no room for what was chosen, on the host or to hold it: others first, until something changes."""
+        self._refused[1].add(node)
+
+    def _wanted(self) -> Iterator[Node]:
+        """Where contexts end that are to be copied: as ordered, or because they will not be used for long."""
+        yield from self._ordered
+        claims = self._coordinator.claims
+        for claim in chain(claims.expected(), (claim for claim in claims.waited_for() if claim.held_s)):
+            if claim.tip is not None and self._lacks(claim.tip) and self._faces_a_long_wait(claim):
+                yield claim.tip
 
     def _lacks(self, node: Node) -> bool:
         """Whether a copy is missing, and can be made."""
         return not (node.backuped or node.evicted) and self._coordinator.cached(node)
 
     def _faces_a_long_wait(self, claim: Claim) -> bool:
-        if claim.since_s is not None or claim.likelihood < LIKELY or not claim.keeps_tail:
+        in_use = claim.since_s is not None and not claim.held_s
+        if in_use or claim.likelihood < LIKELY or not claim.keeps_tail:
             return False
         next_s = claim.next_s(self._coordinator.claims.clock)
         return next_s >= self._coordinator.costs.load_s(self._device_tokens)

@@ -16,6 +16,9 @@ from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Prefetcher
 from kvflow.hints.commands import Verb
 
+_MAX_LEAVING = 256
+"""Commands that wait for copies; further ones leave only what has a copy."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCommand:
@@ -184,7 +187,7 @@ class Commands:
         wanted = kept = 0
         held: list[Node] = []
         full = False
-        for node in sorted(nodes, key=_depth):
+        for node in sorted(nodes, key=_end_tokens):
             tokens = len(node.key)
             wanted += tokens
             cost = 0 if node in pinned else tokens
@@ -200,7 +203,7 @@ class Commands:
                 max(command.priority, before.priority) if before else command.priority,
                 on_device=tier is Tier.DEVICE,
             )
-            owners = node.owners = node.owners or Owners()
+            owners = node.owners = node.owners or Owners(_end_tokens(node))
             owners.pins[command.tenant, tier] = pinned[node]
         clock.version += 1
         if tier is Tier.HOST and self._backups is not None:
@@ -262,7 +265,7 @@ class Commands:
         """From the leaves up, as far as nobody else is known to use them; again later if a copy is under way."""
         gone = shared = 0
         nodes = leaving.nodes = [node for node in leaving.nodes if self._coordinator.cached(node)]
-        for node in sorted(nodes, key=_depth, reverse=True):
+        for node in sorted(nodes, key=_end_tokens, reverse=True):
             if node.evicted:
                 continue
             if self._wanted_by_others(node, leaving):
@@ -273,7 +276,8 @@ class Commands:
         leaving.gone += gone
         if not left:
             return Answer(status="accepted", tokens=leaving.gone)
-        if self._coordinator.claims.clock.now_s < leaving.until_s and any(map(self._copying, left)):
+        waits = self._coordinator.claims.clock.now_s < leaving.until_s and any(map(self._copying, left))
+        if waits and len(self._leaving) < _MAX_LEAVING:
             self._leaving.append(leaving)
             return Answer(status="deferred", reason="leaves once it has been copied to the host", tokens=leaving.gone)
         tokens = sum(len(node.key) for node in left)
@@ -297,18 +301,25 @@ class Commands:
             tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if self._unpin(tenant, tier, node)]
             freed += len(node.key) if tiers else 0
         cancelled = self._prefetcher.cancel(nodes, tenant) if self._prefetcher is not None else 0
+        if self._backups is not None:
+            self._backups.cancel([node for node in nodes if not _retained(node)])
         self._coordinator.claims.clock.version += 1
         if not (freed or cancelled):
             return Answer(status="missing", reason="nothing of it was pinned, retained or ordered")
         return Answer(status="accepted", tokens=freed)
 
 
-def _depth(node: Node) -> int:
-    depth = 0
+def _end_tokens(node: Node) -> int:
+    """Position of a node's last token + 1."""
+    tokens = 0
     while node.parent is not None:
+        tokens += len(node.key)
         node = node.parent
-        depth += 1
-    return depth
+    return tokens
+
+
+def _retained(node: Node) -> bool:
+    return node.owners is not None and any(tier is Tier.HOST for _, tier in node.owners.pins)
 
 
 def _tips(nodes: Iterable[Node]) -> list[Node]:

@@ -41,26 +41,40 @@ class Pioneers:
 
         Cost: O(waiting + running).
         """
-        pioneers = {self._new_prompt(asked[key]) for key in running if not self._has_computed(asked[key].claim)}
+        prompts = (self._new_prompt(asked[key]) for key in running if not self._has_computed(asked[key].claim))
+        pioneers = {prompt for prompt in prompts if prompt is not None}
         allowed = []
         for key in waiting:
             prompt = self._new_prompt(asked[key]) if key in asked else None
-            if prompt is None or prompt not in pioneers:
-                allowed.append(key)
+            if prompt in pioneers:
+                continue
+            allowed.append(key)
+            if prompt is not None and self._cached_tokens(prompt) == 0:
                 pioneers.add(prompt)
         return allowed
 
     def _new_prompt(self, asked: Asked) -> FixedPrompt | None:
-        """The fixed prompt that a request brings, if nothing of it is in the cache."""
+        """The fixed prompt that a request brings, if it is not all in the cache."""
         if (asked.claim.fixed_tokens or 0) < _LEAST_SHARED_TOKENS:
             return None
         role = self._claims.role(asked.claim.workflow_type, asked.claim.agent)
         prompt = asked.fixed_prompt or role.prompt
+        cached_tokens = self._cached_tokens(prompt)
+        return None if cached_tokens and _is_all(cached_tokens, prompt.tokens) else prompt
+
+    def _cached_tokens(self, prompt: FixedPrompt) -> int:
+        """How much of a fixed prompt is in the cache."""
         tip = prompt.tip
-        known = tip is not None and self._cached(tip) and (tip.backuped or not tip.evicted)
-        return None if known else prompt
+        if tip is None or tip.owners is None or not self._cached(tip) or (tip.evicted and not tip.backuped):
+            return 0
+        return tip.owners.end_tokens
 
     def _has_computed(self, claim: PromptClaim) -> bool:
-        """Whether the prompt, or the first part of it, has been computed."""
+        """Whether the fixed part of the prompt has been computed."""
         held = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
-        return held is None or held.placed
+        return held is None or (held.placed and _is_all(held.context_tokens, claim.fixed_tokens or 0))
+
+
+def _is_all(tokens: int, fixed_tokens: int) -> bool:
+    """Whether so much is all of a fixed prompt, but for what may be computed side by side: parts of pages, say."""
+    return tokens + _LEAST_SHARED_TOKENS > fixed_tokens

@@ -48,7 +48,7 @@ class Backups:
         if spared and cache._execute_and_commit_kv_backup(cache.tree_core.build_backup_kv_action(node.id)):
             cache.accounting.counters.backups += 1
         else:
-            self.planner.refused()
+            self.planner.refused(node)
 
 
 def locked(node: Any) -> bool:

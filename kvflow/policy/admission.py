@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from kvflow.policy.costs import ServingCosts
 from kvflow.policy.programs import ProgramView, Room
@@ -16,6 +17,11 @@ _PATIENCE = 4.0
 
 _OVERDUE = 2.5
 """Response ratio up to which a program that does not fit lets others go before it."""
+
+_TURN = 10.0
+"""Times that of a typical program that one may run, and another wait for it."""
+_TYPICAL_S = 60.0
+"""What a typical program takes as long as none has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +56,9 @@ class ProgramAdmission:
     typical program's time added to both. Then nobody else is let in before it, and it is itself, beyond the room, if it
     is small. Of several tenants, the one whose programs hold least goes first. When contexts outgrow the room the
     largest one that no request computes with gives up its place, the youngest's of equal ones, and an overdue one last:
-    so few have to. The device never idles while somebody waits.
+    so few have to. One that has run for ten times as long as a typical program gives its place to one that has
+    waited for as long, and two and a half times as long for its size; what it computes is ended first. So nobody waits
+    for programs that never end. The device never idles while somebody waits.
 
     *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
     fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. Where
@@ -92,10 +100,15 @@ class ProgramAdmission:
         present = [program for program in programs if program.admitted or program.waiting]
         sharers = Counter(part for program in present for part in program.fixed_tokens)
         counted = partial(self._counted, worth, sharers)
-        room = Room((program for program in programs if program.admitted), room_tokens, counted)
-        self._shrink(programs, room, typical_s)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
-        at_work = any(program.admitted and (program.busy or program.waiting) for program in programs)
+        admitted = [program for program in programs if program.admitted]
+        longest_s = _TURN * (program_s or _TYPICAL_S)
+        for first in islice(_fairly(waiting, admitted), 1):
+            if first.held_s >= longest_s:
+                self._make_way(first, admitted, Room(admitted, room_tokens, counted), typical_s, longest_s)
+        room = Room((program for program in programs if program.admitted or program.busy), room_tokens, counted)
+        self._shrink(programs, room, typical_s)
+        at_work = any(program.busy or (program.admitted and program.waiting) for program in programs)
         for program in _fairly(waiting, [program for program in programs if program.admitted]):
             overdue = program.response_ratio(typical_s) > _OVERDUE
             if at_work and not room.has_for(program, overdue=overdue):
@@ -130,6 +143,27 @@ class ProgramAdmission:
         return [
             part for part, tokens in program.fixed_tokens.items() if worth(tokens, due_s.get(part, 0.0) / sharers[part])
         ]
+
+    @staticmethod
+    def _make_way(
+        first: ProgramView, admitted: Sequence[ProgramView], room: Room, typical_s: float, longest_s: float
+    ) -> None:
+        """Have programs that have run for long give up their places, as soon as nothing of theirs is computed."""
+        held: Counter[str] = Counter()
+        for program in admitted:
+            held[program.tenant] += program.live_tokens
+        ratio = first.response_ratio(typical_s)
+        leave = []
+        for program in sorted(admitted, key=lambda program: program.response_ratio(typical_s)):
+            long = program.served_s >= longest_s and ratio > _OVERDUE * program.response_ratio(typical_s)
+            if not long or room.has_for(first, overdue=ratio > _OVERDUE):
+                break
+            if held[program.tenant] >= held[first.tenant]:
+                room.give_back(program)
+                leave.append(program)
+        if len(leave) == len(admitted) or room.has_for(first, overdue=ratio > _OVERDUE):
+            for program in leave:
+                program.admitted = False
 
     @staticmethod
     def _shrink(programs: Sequence[ProgramView], room: Room, typical_s: float) -> None:

@@ -138,6 +138,19 @@ def test_an_idle_workflow_is_taken_for_dead_but_a_living_child_keeps_its_parent(
     assert len(plane) == 2
 
 
+def test_a_workflow_that_waits_for_an_answer_is_not_idle_however_long_it_takes(
+    plane: ControlPlane, clock: Clock
+) -> None:
+    take(plane, step("plan", "parent"))
+    ask(plane, "code", "asks", parent_workflow_id="parent")
+    clock.now_s = 10_000
+    assert [update for update in plane.expire() if update.retired] == []
+    plane.answered("asks", "code")
+    clock.now_s = 20_000
+    retired = [update.workflow_id for _ in range(2) for update in plane.expire() if update.retired]
+    assert sorted(retired) == ["asks", "parent"]
+
+
 def test_too_many_workflows_drop_the_one_idle_for_longest(clock: Clock) -> None:
     plane = ControlPlane(Settings(intake={"max_workflows": 2}), clock)
     take(plane, step("a", "w1"), step("a", "w2"), step("b", "w1"))

@@ -56,9 +56,30 @@ def test_what_the_host_had_no_room_for_is_tried_again_when_something_changes() -
     table = Table()
     table.expect(due_s=2.0)
     assert table.next() is table.node
-    table.planner.refused()
+    table.planner.refused(table.node)
     assert table.next() is None
     table.coordinator.tick(0.25)
+    assert table.next() is table.node
+
+
+def test_a_context_there_is_no_room_for_holds_up_no_other() -> None:
+    table = Table()
+    large = Node(5_000, Node(), backuped=False)
+    table.planner.order([large], until_s=600.0)
+    table.expect(due_s=2.0)
+    assert table.next() is large
+    table.planner.refused(large)
+    assert table.next() is table.node
+    table.planner.cancel([large])
+    table.coordinator.tick(0.25)
+    assert table.next() is table.node
+
+
+def test_the_context_of_a_program_that_is_held_is_copied() -> None:
+    table = Table()
+    table.expect(since_s=0.0)
+    assert table.next() is None
+    table.coordinator.claims.hold("w", 10.0)
     assert table.next() is table.node
 
 

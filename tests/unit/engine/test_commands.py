@@ -270,6 +270,19 @@ def test_what_is_being_copied_leaves_afterwards(server: Server) -> None:
     assert [answer.status for _, answer in server.commands.tick()] == ["rejected"]
 
 
+def test_not_everything_that_is_to_leave_is_waited_for(server: Server) -> None:
+    server.copying = {id(server.own["a"])}
+    answers = [server("kv.demote", ttl_s=5.0).status for _ in range(300)]
+    assert answers == ["deferred"] * 256 + ["rejected"] * 44
+
+
+def test_a_pinned_prompt_of_nobody_known_ends_where_it_ends(server: Server) -> None:
+    first = Node(150, server.root)
+    second = Node(50, first)
+    server.commands.on_prompt(KvCommand(verb="kv.pin"), [(second, 200), (first, 150)])
+    assert [node.owners and node.owners.end_tokens for node in (first, second)] == [150, 200]
+
+
 def test_what_another_tenant_has_pinned_is_not_demoted(server: Server) -> None:
     server("kv.pin", tenant="one", ttl_s=5.0)
     assert server("kv.demote", tenant="two").status == "rejected"

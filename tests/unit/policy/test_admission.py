@@ -158,6 +158,35 @@ def test_what_programs_typically_take_is_what_a_wait_is_measured_by() -> None:
     assert line(program_s=20.0) == [True, True]
 
 
+def long_running(**fields: object) -> ProgramView:
+    return program(admitted=True, back_s=0.1, served_s=9_000.0, **fields)
+
+
+def test_nobody_waits_for_programs_that_never_end() -> None:
+    busy, asks_again, waits = long_running(busy=True), long_running(waiting=True), program(50_000, waiting=True)
+    waits.held_s = 9_000.0
+    assert admitted(busy, asks_again, waits) == [False, True, False], "as many as have to, the eldest of equal ones"
+    busy.busy = False
+    assert admitted(busy, asks_again, waits) == [False, True, True]
+
+
+def test_places_are_not_taken_in_vain_nor_from_who_has_not_had_its_turn() -> None:
+    def line(tokens: int, **fields: object) -> list[bool]:
+        waits = program(tokens, **{"waiting": True, "held_s": 9_000.0, **fields})
+        return admitted(long_running(busy=True), program(50_000, admitted=True, busy=True), waits)
+
+    assert line(40_000) == [False, True, False]
+    assert line(60_000) == [True, True, False], "there would not be room"
+    assert line(40_000, served_s=9_000.0) == [True, True, False], "it has run as long itself"
+    assert line(40_000, held_s=500.0) == [True, True, False], "it has not waited as long"
+
+
+def test_a_tenant_that_holds_less_keeps_its_places() -> None:
+    few = long_running(busy=True, tenant="few")
+    many = program(50_000, admitted=True, busy=True, served_s=100.0, tenant="many")
+    assert admitted(few, many, program(waiting=True, held_s=9_000.0, tenant="many")) == [True, True, False]
+
+
 def test_tenants_take_turns() -> None:
     busy = program(30_000, admitted=True, busy=True, tenant="many")
     many = [program(30_000, waiting=True, tenant="many", held_s=50.0) for _ in range(3)]
