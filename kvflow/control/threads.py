@@ -20,19 +20,49 @@ AGENT = "agent"
 _MAX_ENDS = 64
 """Ends of earlier prompts by which a thread is still known: clients cut the end of a context off, and go on."""
 _MAX_MARKS = 256
-_ALIKE = 64
-"""Threads that are told apart by less than a unit."""
+_ALIKE = 256
+"""Ends that are told apart by less than a unit."""
+_HEAD = 8
+"""Tokens or characters behind the last full unit by which ends are found."""
 _TEMPLATE = 16
 """Tokens or characters at the end of a prompt that may be missing in the next one: chat templates ask for an answer
 in other words than they render it with."""
 
+Mark = tuple[str, str, str]
+"""Namespace, kind and name."""
+
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a prompt ended: what came after its last full unit."""
+    """Where a prompt ended.
+
+    Attributes:
+        digest: of its full units.
+        rest: what came after them.
+        length: of the prompt.
+    """
 
     digest: int
     rest: tuple[int, ...]
+    length: int
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...]]:
+        """What prompts that go on have in common with it."""
+        return self.digest, self.rest[:_HEAD] if len(self.rest) >= _HEAD + _TEMPLATE else ()
+
+    def continued_by(self, following: Sequence[int], length: int) -> bool:
+        """Whether a prompt goes on here: with all of it, or with more behind and all but the template's last words.
+
+        Args:
+            following: what the prompt has behind its units that are the same.
+            length: of the prompt.
+        """
+        common = common_prefix(following[: len(self.rest)], self.rest)
+        if common == len(self.rest):
+            return True
+        enough = 2 * common >= len(self.rest) and common >= len(self.rest) - _TEMPLATE
+        return enough and length >= self.length + _TEMPLATE
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +78,7 @@ class _Thread:
     workflow_id: str
     workflow_type: str
     ends: list[_End] = field(default_factory=list)
-    marks: set[tuple[str, str]] = field(default_factory=set)
+    marks: set[Mark] = field(default_factory=set)
     asking: int = 0
 
 
@@ -65,8 +95,8 @@ class Threads:
         self._unit = unit
         self._count = 0
         self._threads: OrderedDict[str, _Thread] = OrderedDict()
-        self._by_end: defaultdict[int, list[tuple[_Thread, _End]]] = defaultdict(list)
-        self._by_mark: dict[tuple[str, str], _Thread] = {}
+        self._by_end: defaultdict[tuple[int, tuple[int, ...]], list[tuple[_Thread, _End]]] = defaultdict(list)
+        self._by_mark: dict[Mark, _Thread] = {}
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -81,7 +111,8 @@ class Threads:
             prompt: token ids, or characters.
             namespace: what keeps equal prompts apart (tenant, cache salt, adapter).
             kind: what names its agent, e.g. its system prompt; empty to go by what the prompt begins with.
-            marks: names that no other context has, e.g. ids of tool calls whose results it brings.
+            marks: names that hardly any other context has, e.g. ids of tool calls whose results it brings: they tell
+                where a prompt belongs that begins like none.
 
         Returns:
             None for a prompt too short to be recognised.
@@ -91,12 +122,12 @@ class Threads:
         chain = digests(prompt, f"{namespace}\0{kind}", self._unit)
         if not chain:
             return None
-        named = {(namespace, mark) for mark in marks[-_MAX_MARKS:]}
+        named = {(namespace, kind, mark) for mark in marks[-_MAX_MARKS:]}
         thread = self._continued(prompt, chain, named)
         if thread is None:
             thread = self._begin(f"inferred/{chain[0]:016x}")
         self._threads.move_to_end(thread.workflow_id)
-        self._grow(thread, _End(chain[-1], tuple(prompt[len(chain) * self._unit :])), named)
+        self._grow(thread, _End(chain[-1], tuple(prompt[len(chain) * self._unit :]), len(prompt)), named)
         thread.asking += 1
         return StepFact(workflow_id=thread.workflow_id, workflow_type=thread.workflow_type, agent=AGENT)
 
@@ -106,18 +137,16 @@ class Threads:
         if thread is not None:
             thread.asking -= 1
 
-    def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[tuple[str, str]]) -> _Thread | None:
-        """The thread whose prompt this one begins with; one that waits for an answer cannot have gone on."""
-        for mark in marks:
-            thread = self._by_mark.get(mark)
-            if thread is not None and not thread.asking:
-                return thread
+    def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark]) -> _Thread | None:
+        """The thread whose prompt this one begins with, or whose marks alone it has, if it waits for no answer."""
         for units in range(len(chain), 0, -1):
-            for thread, end in reversed(self._by_end.get(chain[units - 1], ())):
-                following = tuple(prompt[units * self._unit : units * self._unit + len(end.rest)])
-                if not thread.asking and common_prefix(following, end.rest) >= len(end.rest) - _TEMPLATE:
-                    return thread
-        return None
+            following = tuple(prompt[units * self._unit : (units + 1) * self._unit])
+            for head in (following[:_HEAD], ()):
+                for thread, end in reversed(self._by_end.get((chain[units - 1], head), ())):
+                    if not thread.asking and end.continued_by(following, len(prompt)):
+                        return thread
+        named = {self._by_mark[mark] for mark in marks if mark in self._by_mark}
+        return next((thread for thread in named if len(named) == 1 and not thread.asking), None)
 
     def _begin(self, workflow_type: str) -> _Thread:
         self._count += 1
@@ -127,13 +156,13 @@ class Threads:
             self._forget(self._threads.popitem(last=False)[1])
         return thread
 
-    def _grow(self, thread: _Thread, end: _End, marks: set[tuple[str, str]]) -> None:
+    def _grow(self, thread: _Thread, end: _End, marks: set[Mark]) -> None:
         if end in thread.ends:
             thread.ends.remove(end)
-        else:
-            alike = self._by_end[end.digest]
-            alike.append((thread, end))
-            del alike[:-_ALIKE]
+            self._drop(thread, end)
+        alike = self._by_end[end.key]
+        alike.append((thread, end))
+        del alike[:-_ALIKE]
         thread.ends.append(end)
         while len(thread.ends) > _MAX_ENDS:
             self._drop(thread, thread.ends.pop(0))
@@ -150,11 +179,11 @@ class Threads:
             self._unmark(thread, mark)
 
     def _drop(self, thread: _Thread, end: _End) -> None:
-        alike = self._by_end[end.digest]
+        alike = self._by_end[end.key]
         alike[:] = [each for each in alike if each != (thread, end)]
         if not alike:
-            del self._by_end[end.digest]
+            del self._by_end[end.key]
 
-    def _unmark(self, thread: _Thread, mark: tuple[str, str]) -> None:
+    def _unmark(self, thread: _Thread, mark: Mark) -> None:
         if self._by_mark.get(mark) is thread:
             del self._by_mark[mark]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from kvflow.control.threads import Threads
 from kvflow.hints import StepFact
 
@@ -69,6 +71,26 @@ def test_tasks_of_a_few_words_are_told_apart() -> None:
     assert [client.ask(task + text(200)) for task in tasks] == known
 
 
+@pytest.mark.parametrize("words", [1, 3, 12, 40])
+@pytest.mark.parametrize("programs", [5, 200])
+def test_however_short_tasks_are_and_however_many(words: int, programs: int) -> None:
+    client = Client(most=1000)
+    tasks = [SYSTEM[:256] + [1, 2, 3][: words // 4] + text(words) for _ in range(programs)]
+    tasks = [list(task) for task in {tuple(task) for task in tasks}]
+    known = [client.asks([*task, 7, 8, 9]).workflow_id for task in tasks]
+    assert len(set(known)) == len(tasks)
+    for workflow_id in known:
+        client.threads.answered(workflow_id)
+    if words > 1:  # of one word all may be alike but for the template
+        assert [client.ask([*task, 7, 5, *text(200)]) for task in tasks] == known
+
+
+def test_one_task_after_another_is_another_workflow() -> None:
+    client = Client()
+    tasks = [SYSTEM[:256] + text(12) for _ in range(5)]
+    assert len({client.ask(task) for task in tasks}) == 5
+
+
 def test_a_chat_template_may_end_prompts_otherwise_than_it_continues_them() -> None:
     client = Client()
     prompt = SYSTEM + text(60)
@@ -101,6 +123,20 @@ def test_the_result_of_a_tool_call_names_its_context_whatever_became_of_the_rest
     assert summary.workflow_id == first.workflow_id
     client.threads.answered(first.workflow_id)
     assert client.asks(text(400), marks=("call 3",)).workflow_id != first.workflow_id
+
+
+def test_ids_of_tool_calls_that_come_again_in_other_conversations_name_nobody() -> None:
+    client = Client()
+    prompts = [SYSTEM + text(200) for _ in range(2)]
+    known = [client.ask(prompt) for prompt in prompts]
+    for turn in range(1, 4):
+        for index in range(2):
+            prompts[index] += text(100)
+            found = client.asks(prompts[index], marks=tuple(f"functions.search:{call}" for call in range(turn)))
+            client.threads.answered(found.workflow_id)
+            assert found.workflow_id == known[index]
+    other = client.asks(text(400), kind="another system prompt", marks=("functions.search:0",))
+    assert other.workflow_id not in known
 
 
 def test_namespaces_and_agents_are_kept_apart() -> None:
