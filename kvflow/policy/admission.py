@@ -97,7 +97,7 @@ class ProgramAdmission:
                 program.admitted = program.back_s is not None and worth(program.live_tokens, program.back_s)
         typical_s = 1.0 + (program_s or sum(program.served_s for program in programs) / max(1, len(programs)))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
-        present = [program for program in programs if program.admitted or program.waiting]
+        present = [program for program in programs if program.admitted or program.waiting or program.busy]
         sharers = Counter(part for program in present for part in program.fixed_tokens)
         counted = partial(self._counted, worth, sharers)
         waiting = [program for program in by_turn if program.waiting and not program.admitted]

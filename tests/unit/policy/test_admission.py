@@ -166,6 +166,8 @@ def test_nobody_waits_for_programs_that_never_end() -> None:
     busy, asks_again, waits = long_running(busy=True), long_running(waiting=True), program(50_000, waiting=True)
     waits.held_s = 9_000.0
     assert admitted(busy, asks_again, waits) == [False, True, False], "as many as have to, the eldest of equal ones"
+    busy.fixed_tokens = {"prompt": 1_000}
+    assert admitted(busy, asks_again, waits) == [False, True, False], "what it computes is still there"
     busy.busy = False
     assert admitted(busy, asks_again, waits) == [False, True, True]
 
