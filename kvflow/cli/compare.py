@@ -34,10 +34,11 @@ def compare(
 
     Example: kvflow compare main.json branch.json
     """
-    from kvflow.replay.compare import changes
+    from kvflow.replay.compare import changes, surroundings
 
     try:
-        found = changes(_read(before), _read(after), threshold, force=force)
+        documents = _read(before), _read(after)
+        found = changes(*documents, threshold, force=force)
     except KVFlowError as error:
         raise typer.BadParameter(str(error)) from None
     grid = Table(box=SIMPLE, show_edge=False)
@@ -51,6 +52,10 @@ def compare(
         grid.add_row(str(change.at_once), escape(change.arm), *cells, failed, verdict)
     console = Console()
     console.print(grid)
+    differing = surroundings(*documents)
+    if differing:
+        told = f"Not only kvflow may differ: {'; '.join(differing)}."
+        console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
     console.print("Ratios after/before with their 95 % intervals, over workflows both have.", style="dim")
     if any(change.problem for change in found):
         raise typer.Exit(WORSE)

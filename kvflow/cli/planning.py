@@ -104,7 +104,7 @@ def _sizes(plan: Plan, workload: Workload, asked: Asked) -> Sizes:
         device_tokens=-(-tokens // multiple) * multiple,
         host_tokens=None if host is None else parse_size(host).resolve(live),
         page_tokens=page,
-        link_bytes_s=asked.link,
+        link_bytes_s=asked.link if asked.launch is None and asked.profile == "cpu" else 0.0,
     )
 
 

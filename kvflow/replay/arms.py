@@ -32,6 +32,16 @@ class Arm:
     url: str | None = None
 
     @property
+    def slug(self) -> str:
+        """Its name in names of files."""
+        return self.name.replace(" ", "-")
+
+    @property
+    def stores(self) -> bool:
+        """Whether its server has a storage tier."""
+        return any(flag.partition("=")[0] == "--hicache-storage-backend" for flag in self.flags)
+
+    @property
     def kvflow(self) -> bool:
         """Whether its server has to run kvflow."""
         return "--enable-kvflow" in self.flags or self.hints
@@ -145,10 +155,13 @@ def parse_arms(texts: Sequence[str], url: str | None = None) -> list[Arm]:
     arms = [parse_arm(text) for text in texts]
     if url is not None:
         arms = [replace(arm, url=arm.url or url.rstrip("/")) for arm in arms]
-    names = [arm.name for arm in arms]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    slugs = [arm.slug for arm in arms]
+    twice = next((arm.name for arm in arms if slugs.count(arm.slug) > 1), None)
     if twice is not None:
-        raise ConfigError(f"two arms are called {twice!r}: give them different names, e.g. '{twice}-2=@{twice}'")
+        raise ConfigError(
+            f"two arms are called {twice!r}, in which spaces count as hyphens: give them different names, "
+            f"e.g. '{twice}-2=@{twice}'"
+        )
     for text, arm in zip(texts, arms, strict=True):
         if arm.url is not None and (arm.flags or arm.env or not arm.host or "=" not in text):
             raise ConfigError(

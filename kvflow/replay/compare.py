@@ -84,6 +84,20 @@ def changes(
     return found
 
 
+def surroundings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What besides the code may make two results differ: machine, versions, flags and variables of the servers."""
+    found = []
+    for name in ("machine", "versions"):
+        old, new = before.get(name) or {}, after.get(name) or {}
+        found += [f"{key} {old.get(key)} and {new.get(key)}" for key in old | new if old.get(key) != new.get(key)]
+    engines = [(document.get("settings") or {}).get("engine") or {} for document in (before, after)]
+    for key in ("flags", "host_flags", "env"):
+        old, new = (engine.get(key) for engine in engines)
+        if old != new and None not in (old, new):
+            found.append(f"{key.replace('_', ' ')} of the servers")
+    return found
+
+
 def _arms(document: Mapping[str, Any]) -> dict[tuple[int, str], Mapping[str, Any]]:
     if document.get("kind") != KIND:
         raise ConfigError(

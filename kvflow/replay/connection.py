@@ -45,13 +45,14 @@ class Connection:
 
     Attributes:
         lost: why the server could not be reached, the first time that it could not; empty if it always could.
+        refused: why it did not take what it was told, the same way.
     """
 
     def __init__(
         self, client: httpx.AsyncClient, arm: Arm, *, free: bool, began_s: float, timeout_s: float = 600.0
     ) -> None:
         self.arm = arm
-        self.lost = ""
+        self.lost = self.refused = ""
         self._client = client
         self._free = free
         self._began_s = began_s
@@ -146,7 +147,9 @@ class Connection:
             if batch:
                 self._sending = True
                 with contextlib.suppress(httpx.HTTPError):  # what is lost is lost, as with kvflow's client
-                    await self._client.post("/kvflow/v1/events", json=envelope(batch))
+                    response = await self._client.post("/kvflow/v1/events", json=envelope(batch))
+                    if response.is_error:
+                        self.refused = self.refused or f"status {response.status_code}: {response.text[:200]}"
                 self._sending = False
 
     def _failed(self, error: Exception) -> str:

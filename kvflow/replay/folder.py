@@ -13,6 +13,7 @@ from typing import Any
 
 import kvflow
 from kvflow.errors import ConfigError
+from kvflow.replay.arms import Arm
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 from kvflow.sim.workload import Workload
 
@@ -50,9 +51,9 @@ def claim(folder: Path, plan: dict[str, Any], workload: Workload, *, fresh: bool
     path.write_text(json.dumps({"created": time.strftime("%Y-%m-%d %H:%M:%S"), "plan": mark}))
 
 
-def round_path(folder: Path, index: int, arm: str) -> Path:
+def round_path(folder: Path, index: int, arm: Arm) -> Path:
     """Where a round is kept."""
-    return folder / f"round-{index}-{arm.replace(' ', '-')}.json"
+    return folder / f"round-{index}-{arm.slug}.json"
 
 
 def write_round(path: Path, seen: Round) -> None:

@@ -169,7 +169,7 @@ def _inter_token_s(call: CallRecord) -> float:
 
 def _spent(rounds: Sequence[Round]) -> dict[str, float]:
     """Seconds of all calls and tools of a workflow, mean; what runs in parallel counts as often as it runs."""
-    calls = [call for each in rounds for call in each.calls if call.first_s is not None]
+    calls = [call for each in rounds for call in each.calls if call.first_s is not None and not call.error]
     workflows = max(1, sum(len(each.workflows) for each in rounds))
     queued_s = sum(call.queue_s or 0.0 for call in calls)
     first_s = sum((call.first_s or 0.0) - call.asked_s for call in calls)

@@ -222,7 +222,8 @@ class _Run:
             seen.recomputed_tokens = max(0, prompt.known_tokens - sum(answer.cached.values()))
             self._digest(call.call, answer)
         # What follows a call that failed goes on as it is recorded.
-        whole = prompt.tokens + (answer.tokens if answer is not None and answer.tokens else recorded)
+        kept = answer is not None and answer.tokens and not seen.error
+        whole = prompt.tokens + (answer.tokens if answer is not None and kept else recorded)
         context = _Context(whole, digests(whole, "", self._player.page_tokens, prompt.chain or prompt.begins))
         if answer is not None:
             self._player.accounting.cached(context.chain)

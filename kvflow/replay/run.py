@@ -104,7 +104,7 @@ def replay(
     with contextlib.ExitStack() as kept:
         servers = _servers(plan, folder, kept, api_key)
         for index, arm in _turns(plan):
-            path = round_path(folder, index, arm.name)
+            path = round_path(folder, index, arm)
             before = sum(calls[i] for i, _ in done)
             if path.exists():
                 done[index, arm.name] = read_round(path)
@@ -153,7 +153,7 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
             async with connection.telling():
                 await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
                 seen.span_s = connection.now_s()
-                await reached(running, client, seen, connection.lost)
+                await reached(running, client, seen, connection.lost, connection.refused)
             if ready.kvflow:
                 await counted(client, seen)
         if stalled_s is not None:

@@ -16,7 +16,7 @@ def scaled(program: Program, tokens: float, time: float) -> Program:
     """
     if tokens == time == 1:
         return program
-    return replace(program, threads=_Scaler(tokens, time).threads(program))
+    return replace(program, threads=_Scaler(program, tokens, time).threads())
 
 
 class _Scaler:
@@ -25,19 +25,31 @@ class _Scaler:
     Contents are scaled by position, so that two slices of one content still meet where they met.
     """
 
-    def __init__(self, tokens: float, time: float) -> None:
+    def __init__(self, program: Program, tokens: float, time: float) -> None:
+        self._program = program
         self._factor = tokens
         self._time = time
+        self._calls = {call.call: call for call in program.calls}
+        self._scaled: dict[str, LLMCall] = {}
         self._tokens: dict[str, tuple[int, int]] = {}
 
-    def threads(self, program: Program) -> dict[str, list[ThreadEvent]]:
-        """All events of a program. A thread may continue a context of one before it."""
-        return {name: [self._event(event) for event in events] for name, events in program.threads.items()}
+    def threads(self) -> dict[str, list[ThreadEvent]]:
+        """All events of the program."""
+        return {name: [self._event(event) for event in events] for name, events in self._program.threads.items()}
 
     def _event(self, event: ThreadEvent) -> ThreadEvent:
         if isinstance(event, ToolEnd) and event.seconds is not None:
             return event.model_copy(update={"seconds": event.seconds * self._time})
-        return self._call(event) if isinstance(event, LLMCall) else event
+        if not isinstance(event, LLMCall):
+            return event
+        before: list[LLMCall] = []  # what it continues, in whichever thread that is
+        name: str | None = event.call
+        while name is not None and name not in self._scaled:
+            before.append(self._calls[name])
+            name = self._calls[name].prompt.base
+        for call in reversed(before):
+            self._scaled[call.call] = self._call(call)
+        return self._scaled[event.call]
 
     def _call(self, call: LLMCall) -> LLMCall:
         prompt = call.prompt

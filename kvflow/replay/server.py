@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ _EMPTY_TIMEOUT_S = 60.0
 _WATCH_S = 1.0
 _DEAD_AFTER = 30
 """Checks of its health that fail in a row; a busy server may be slow to answer."""
+_SELDOM = 10
+"""A launched server is asked only at every tenth check: its calls are being timed."""
+_STORAGE_VARIABLE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
 _WARM_TOKEN = 9
 _WARM_TOKENS = 32
 _FORCED = [9, 9, 9, 9]
@@ -113,14 +117,14 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
         return
     if engine is None:
         raise ServerUnavailableError(f"arm {arm.name!r} has no URL, and there is nothing to launch")
-    slug = arm.name.replace(" ", "-")
-    link_path = folder / f"{slug}.link"
+    link_path, storage = folder / f"{arm.slug}.link", folder / f"{arm.slug}.storage"
     link_path.unlink(missing_ok=True)
-    env = {"KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path), **engine.env, **dict(arm.env)}
+    env = {"KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path), **engine.env}
+    env |= {_STORAGE_VARIABLE: str(storage), **dict(arm.env)} if arm.stores else dict(arm.env)
     flags = [*engine.flags, *(engine.host_flags if arm.host else ()), FLAG, *arm.flags]
     with launch_server(
         engine.model,
-        log_path=folder / f"{slug}.log",
+        log_path=folder / f"{arm.slug}.log",
         extra_args=flags,
         env=env,
         device=engine.device,
@@ -148,11 +152,11 @@ async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = F
         await _check_forcing(running, client, prompt)
     await _warm(client, prompt)
     await _warm(client, prompt)
-    await flush(running.arm.name, client)
+    await _empty(running.arm, client)
     cached = await _warm(client, prompt)
     if cached:
         raise ServerUnavailableError(f"{running.arm.name}: {cached} tokens were still cached after a flush")
-    await flush(running.arm.name, client)
+    await _empty(running.arm, client)
     if kvflow:
         await _asked(client, "GET", "/kvflow/v1/stats", params={"reset": True})
     return Ready(kvflow=kvflow, page_tokens=page_tokens)
@@ -173,6 +177,13 @@ async def flush(name: str, client: httpx.AsyncClient) -> None:
         if time.monotonic() > deadline_s:
             raise ServerUnavailableError(f"{name}: the cache could not be emptied; is anybody else using it?")
         await asyncio.sleep(0.1)
+
+
+async def _empty(arm: Arm, client: httpx.AsyncClient) -> None:
+    """Empty all tiers of a server; what is in storage outlives a flush, and the server."""
+    await flush(arm.name, client)
+    if arm.stores and (await _asked(client, "POST", "/hicache/storage-backend/clear")).is_error:
+        raise ServerUnavailableError(f"{arm.name}: its storage tier could not be emptied")
 
 
 @contextlib.asynccontextmanager
@@ -208,7 +219,7 @@ async def watched(running: Running, client: httpx.AsyncClient, seen: Round) -> A
             await watcher
 
 
-async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost: str) -> None:
+async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost: str, refused: str = "") -> None:
     """Make sure that a round that is over was one: its calls reached a server, and that still lives.
 
     Args:
@@ -216,6 +227,7 @@ async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost
         client: of it.
         seen: what happened.
         lost: why a call did not reach it; empty if all did.
+        refused: why it does not take hints; empty if it does.
 
     Raises:
         ServerUnavailableError: they did not, or it does not, or none of them was answered.
@@ -225,6 +237,8 @@ async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost
         await asyncio.sleep(2 * _WATCH_S)  # who watches it knows more, and breaks the round off
     if lost:
         raise ServerUnavailableError(f"{name}: calls did not reach {running.url}, or were cut off ({lost})")
+    if refused:
+        raise ServerUnavailableError(f"{name}: {running.url} does not take what its programs tell it: {refused}")
     if (await _asked(client, "GET", "/health")).is_error:
         raise ServerUnavailableError(f"{name}: {running.url} is not healthy any more")
     if seen.calls and all(call.error for call in seen.calls):
@@ -241,8 +255,8 @@ async def counted(client: httpx.AsyncClient, seen: Round) -> None:
 
 
 async def _watch(running: Running, client: httpx.AsyncClient, seen: Round, died_of: Any) -> None:
-    silent = 0
-    while True:
+    silent, most = 0, _DEAD_AFTER if running.process is None else _DEAD_AFTER // _SELDOM
+    for check in itertools.count():
         await asyncio.sleep(_WATCH_S)
         if running.process is not None:
             if running.process.process.poll() is not None:
@@ -250,12 +264,13 @@ async def _watch(running: Running, client: httpx.AsyncClient, seen: Round, died_
                 return
             resident = _summed(running.process.process.pid, lambda process: process.memory_info().rss)
             seen.peak_memory_bytes = max(seen.peak_memory_bytes or 0, round(resident))
-            continue
+            if check % _SELDOM:
+                continue
         try:
             silent = 0 if (await client.get("/health", timeout=10)).is_success else silent + 1
         except httpx.HTTPError:
             silent += 1
-        if silent >= _DEAD_AFTER:
+        if silent >= most:
             died_of(f"{running.url} does not answer any more")
             return
 

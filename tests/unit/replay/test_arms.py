@@ -67,6 +67,7 @@ def test_a_server_that_runs_is_not_said_to_be_another(text: str) -> None:
         (["a/b=--flag"], "is no arm"),
         (["x=--flag 'open"], "No closing quotation"),
         (["lru", "lru"], "two arms are called 'lru'"),
+        (["my kv=@lru", "my-kv=@kvflow"], "two arms are called 'my kv'"),
         (["theirs=http://here --schedule-policy lpm"], "'theirs' is a way to launch a server"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvflow.errors import ConfigError
-from kvflow.replay.compare import Count, changes
+from kvflow.replay.compare import Count, changes, surroundings
 from kvflow.replay.metrics import PAIRED, measures, values
 from tests.unit.replay.test_metrics import played
 
@@ -95,6 +95,14 @@ def test_what_a_result_does_not_say_counts_as_equal() -> None:
     old = result(1.0)
     del old["traces_digest"], old["settings"]["pace"], old["loads"][0]["sizes"]
     assert changes(old, result(1.0), 0.02)[0].problem == ""
+
+
+def test_what_else_may_differ_is_known() -> None:
+    machine, versions = {"cpu": "a", "cores": 2}, {"sglang": "1"}
+    before = {"machine": machine, "versions": versions, "settings": {"engine": {"flags": ["--tp", "1"]}}}
+    after = before | {"machine": machine | {"cpu": "b"}, "settings": {"engine": {"flags": ["--tp", "2"]}}}
+    assert surroundings(before, before) == surroundings({}, {}) == []
+    assert surroundings(before, after) == ["cpu a and b", "flags of the servers"]
 
 
 def test_what_cannot_be_compared_is_told() -> None:

@@ -118,6 +118,20 @@ def test_a_server_that_hangs_up_has_been_lost() -> None:
     asyncio.run(play())
 
 
+def test_it_is_known_that_facts_were_refused() -> None:
+    async def reply(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 4\r\nConnection: close\r\n\r\nwhat")
+
+    async def play() -> None:
+        async with client(reply) as made:
+            connection = Connection(made, Arm(name="a", hints=True), free=True, began_s=time.perf_counter())
+            async with connection.telling():
+                connection.say("w", {"action_id": "1"})
+            assert connection.refused == "status 400: what"
+
+    asyncio.run(play())
+
+
 def test_facts_that_are_on_their_way_arrive() -> None:
     answered = []
 

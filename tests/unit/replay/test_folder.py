@@ -9,6 +9,7 @@ import pytest
 
 from kvflow.errors import ConfigError
 from kvflow.replay import folder as kept
+from kvflow.replay.arms import Arm
 from kvflow.replay.folder import claim, read_round, round_path, traces_digest, write_round
 from kvflow.replay.record import Round
 from kvflow.sim.workload import Workload
@@ -22,7 +23,7 @@ def workload(seed: int = 1) -> Workload:
 def held(folder: Path, plan: dict[str, Any], work: Workload) -> Path:
     """A folder with a round in it."""
     claim(folder, plan, work)
-    path = round_path(folder, 0, "a b")
+    path = round_path(folder, 0, Arm(name="a b"))
     write_round(path, Round(arm="a b", index=0, seed=0))
     return path
 

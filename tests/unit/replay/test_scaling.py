@@ -6,7 +6,19 @@ import pytest
 
 from kvflow.replay.scaling import scaled
 from kvflow.sim import SimSettings, load_profile, simulate
-from kvflow.trace import Program, SynthOptions, ToolEnd, programs, synthetic_trace
+from kvflow.trace import (
+    Join,
+    LLMCall,
+    Piece,
+    Program,
+    Prompt,
+    Spawn,
+    SynthOptions,
+    ToolEnd,
+    WorkflowStart,
+    programs,
+    synthetic_trace,
+)
 from kvflow.trace.synth import KINDS
 
 FACTOR = 0.1
@@ -36,6 +48,26 @@ def test_no_prompt_keeps_more_than_there_was(kind: str) -> None:
             if call.prompt.base is not None:
                 assert call.prompt.keep_tokens <= contexts[call.prompt.base]
             contexts[call.call] = call.prompt.tokens + call.output_tokens
+
+
+def test_a_thread_may_continue_what_a_later_one_has_begun() -> None:
+    def call(name: str, *, base: str | None = None, keep_tokens: int = 0) -> LLMCall:
+        prompt = Prompt(base=base, keep_tokens=keep_tokens, add=(Piece("new", 100),))
+        return LLMCall(
+            workflow="w", t=0.0, call=name, agent="a", prompt=prompt, output=f"answer {name}", output_tokens=50
+        )
+
+    main = [
+        call("c1"),
+        Spawn(workflow="w", t=0.0, child="child"),
+        Join(workflow="w", t=0.0, child="child"),
+        call("c3", base="c2", keep_tokens=150),
+    ]
+    threads = {"main": main, "child": [call("c2")]}
+    program = Program(start=WorkflowStart(workflow="w", t=0.0, type="t"), threads=threads, ended=True)
+    last = scaled(program, FACTOR, FACTOR).threads["main"][-1]
+    assert isinstance(last, LLMCall)
+    assert last.prompt.keep_tokens == 15
 
 
 def test_what_workflows_share_they_still_share() -> None:
