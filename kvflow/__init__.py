@@ -15,7 +15,6 @@ Names are imported when they are first used, so that ``import kvflow`` costs nex
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +63,6 @@ __all__ = [
 ]
 
 _GRAPH = frozenset({"END", "START", "AgentStepGraph"})
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +26,10 @@ _OTHER_VARIABLES = frozenset(
     {"KVFLOW_CONFIG", "KVFLOW_ENABLE", "KVFLOW_URL", "KVFLOW_API_KEY", "KVFLOW_HINTS", "KVFLOW_RECORD"}
 )
 """Variables with the prefix that are not settings of the server: where the file is, and the client's own."""
-_OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_", "KVFLOW_SERVICE_", "KVFLOW_PORT")
-"""Ours for other things, and what Kubernetes sets for a service that happens to be called kvflow."""
+_OTHER_PREFIXES = ("KVFLOW_CPU_", "KVFLOW_TEST_")
+"""Ours for other things."""
+_KUBERNETES = re.compile(r"KVFLOW_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+"""What Kubernetes sets in every container for a service whose name begins with kvflow."""
 
 
 ExclusiveMode = Literal["auto", "always", "never"]
@@ -168,7 +171,7 @@ class Intake(_Section):
     max_workflows: int = Field(default=4096, ge=1, le=1_000_000)
     """Live workflows to keep track of; beyond it the one idle for longest is dropped."""
     workflow_idle_s: float = Field(default=1800.0, gt=0)
-    """A workflow that sends nothing for this long is taken for dead."""
+    """A workflow that sends nothing for this long, and waits for no answer, is taken for dead."""
     infer: bool = False
     """Tell the workflows of clients that send no hints from what their prompts have in common: those that begin with
     an earlier one go on, those that begin alike are of one type. Without it, their context is in SGLang's order, and
@@ -278,6 +281,8 @@ def _check_variables() -> None:
     """pydantic-settings ignores a misspelt variable without a word; we do not."""
     for name in os.environ:
         if not name.startswith(PREFIX) or name in _OTHER_VARIABLES or name.startswith(_OTHER_PREFIXES):
+            continue
+        if _KUBERNETES.fullmatch(name):
             continue
         section, _, field = name.removeprefix(PREFIX).lower().partition("__")
         if section not in Settings.model_fields:

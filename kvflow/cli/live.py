@@ -19,7 +19,8 @@ ApiKey = Annotated[str | None, typer.Option(envvar="KVFLOW_API_KEY", help="Its A
 def connect(url: str, api_key: str | None) -> httpx.Client:
     """A client for the routes of one server."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.Client(base_url=f"{url.rstrip('/')}/kvflow/v1", headers=headers, timeout=TIMEOUT_S)
+    root = url.rstrip("/").removesuffix("/v1")  # as the client library takes it
+    return httpx.Client(base_url=f"{root}/kvflow/v1", headers=headers, timeout=TIMEOUT_S)
 
 
 def get(client: httpx.Client, path: str, **query: Any) -> dict[str, Any]:

@@ -64,10 +64,12 @@ def carry(fn: Callable[P, R]) -> Callable[P, R]:
         executor.submit(kvflow.carry(search), query)
 
     Raises:
-        TypeError: ``fn`` is a coroutine function; tasks inherit the context by themselves.
+        TypeError: ``fn`` is a coroutine function (tasks inherit the context by themselves) or a generator function.
     """
     if inspect.iscoroutinefunction(fn):
         raise TypeError("carry() takes a plain function: tasks inherit the context by themselves")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError("carry() takes a plain function: carry the one that goes through the generator")
     context = copy_context()
 
     @functools.wraps(fn)

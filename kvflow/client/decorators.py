@@ -34,6 +34,7 @@ def workflow(
     graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str] | None = None,
     tenant: str | None = None,
     reuse: bool = False,
+    end: bool = True,
 ) -> Workflow:
     """Run a block, or every call of a function, as one workflow.
 
@@ -49,11 +50,13 @@ def workflow(
         tenant: who the run is for.
         reuse: let the server serve whole messages that stood in other prompts of this kind with the KV they had there,
             which is fast and not exact, if its ``reuse.mode`` is on. See also :func:`kvflow.segment`.
+        end: False if the run goes on after this block, under the same ``id``: in the next request of a conversation, in
+            another process. A later block that ends it, or the server's ``intake.workflow_idle_s``, does.
     """
     if not isinstance(type, str):
         raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")
     declaration = None if graph is None else _declaration(type, graph)
-    return Workflow(WorkflowOptions(type=type, id=id, graph=declaration, tenant=tenant, reuse=reuse))
+    return Workflow(WorkflowOptions(type=type, id=id, graph=declaration, tenant=tenant, reuse=reuse, end=end))
 
 
 def step(

@@ -87,6 +87,7 @@ class WorkflowOptions:
     graph: GraphDeclaration | None = None
     tenant: str | None = None
     reuse: bool = False
+    end: bool = True
 
 
 class Step(Scope[StepContext]):
@@ -187,7 +188,13 @@ class Workflow(Scope["Workflow"]):
         self._main = Step(StepOptions(agent=MAIN))
 
     def __call__(self, fn: F) -> F:
-        """Run every call of a function in a workflow of its own."""
+        """Run every call of a function in a workflow of its own.
+
+        Raises:
+            TypeError: all calls would be one workflow, and the first to return would end it.
+        """
+        if self.options.id is not None:
+            raise TypeError("an id names one run: leave it out of the decorator, or write with workflow(..., id=...)")
         return wrap(fn, lambda *args, **kwargs: Workflow(self.options))
 
     def start(self) -> Step:
@@ -210,15 +217,16 @@ class Workflow(Scope["Workflow"]):
         """End the run."""
         self.ended = True
         self._main.leave()
-        tell(
-            step_action,
-            workflow_id=self.id,
-            workflow_type=self.type,
-            agent=END,
-            parent_workflow_id=self.parent_id,
-            final=True,
-            tenant=self.options.tenant,
-        )
+        if self.options.end:
+            tell(
+                step_action,
+                workflow_id=self.id,
+                workflow_type=self.type,
+                agent=END,
+                parent_workflow_id=self.parent_id,
+                final=True,
+                tenant=self.options.tenant,
+            )
         recorder.workflow_ended(self)
 
     def _begin(self) -> Workflow:

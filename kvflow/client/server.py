@@ -22,12 +22,17 @@ ASK_TIMEOUT_S = 0.5
 SEND_TIMEOUT_S = 5.0
 SILENT_S = 60.0
 """How long a server that does not speak kvflow is left alone."""
+SLOW_S = 5.0
+"""How long until a server that has not answered in time is asked again."""
 BROKEN_S = 30.0
 """How long a server is left alone after a request to it failed."""
 KEEPALIVE_S = 2.0
 """Shorter than uvicorn's 5 s, so that we never write to a connection the server is closing."""
 
 _OUR_FAULT = frozenset({400, 413, 422})
+_PROBE = "/kvflow/v1/graphs"
+"""A route that the server's HTTP process answers by itself, however busy its schedulers are."""
+_LOCKED = frozenset({401, 403})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +107,18 @@ class Server:
         self._http.close()
 
     def _ask_status(self) -> bool:
+        speaks, again_in_s = False, SILENT_S
         try:
-            response = self._http.get("/kvflow/v1/status", headers=self._headers, timeout=ASK_TIMEOUT_S)
+            response = self._http.get(_PROBE, headers=self._headers, timeout=ASK_TIMEOUT_S)
+        except Exception as error:
+            again_in_s = SLOW_S
+            logger.info("%s did not say whether it speaks kvflow: %r", self.root, error)
+        else:
             # Some front ends answer any path with 200 and a page.
             speaks = response.status_code == 200 and "json" in response.headers.get("content-type", "")
-        except Exception:
-            speaks = False
-        self._settle(speaks, again_in_s=SILENT_S)
+            if response.status_code in _LOCKED:
+                degraded("%s does not tell whether it speaks kvflow without its API key", self.root, trace=False)
+        self._settle(speaks, again_in_s=again_in_s)
         return speaks
 
     def _put_graph(self, graph: GraphDeclaration) -> bool:

@@ -8,16 +8,17 @@ only while the generator's own frame runs: what it yields to does not become par
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import wrapt
 
-from kvflow.client.context import Frame
+from kvflow.client.context import Frame, current_step
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 OpenScope = Callable[..., AbstractContextManager[Any]]
 """Makes the context manager for one call, of the call's arguments (a method's without its instance)."""
 
@@ -52,8 +53,7 @@ def wrap(fn: F, open_scope: OpenScope) -> F:
         target = type(target).__call__
 
     def call(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with open_scope(*args, **kwargs):
-            return wrapped(*args, **kwargs)
+        return run_in(open_scope(*args, **kwargs), lambda: wrapped(*args, **kwargs))
 
     async def call_async(
         wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -77,6 +77,35 @@ def wrap(fn: F, open_scope: OpenScope) -> F:
     elif inspect.iscoroutinefunction(target):
         wrapper = call_async
     return cast(F, ScopedFunction(cast(Any, fn), wrapper))
+
+
+def run_in(scope: AbstractContextManager[Any], call: Callable[[], Any]) -> Any:
+    """Call a plain function in a scope, which lasts until what it returns is awaited if that is a coroutine.
+
+    That is so where a plain wrapper, such as a retry, is around an async function.
+    """
+    outside = current_step.get()
+    result: Any = None
+    scope.__enter__()
+    try:
+        result = call()
+    finally:
+        if not inspect.iscoroutine(result):
+            scope.__exit__(None, None, None)
+    if not inspect.iscoroutine(result):
+        return result
+    inside = Frame()
+    current_step.set(outside)
+    return awaited(scope, inside, result)
+
+
+async def awaited(scope: AbstractContextManager[Any], frame: Frame, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine in a scope that has been entered in a frame, and leave that."""
+    with frame:
+        try:
+            return await coroutine
+        finally:
+            scope.__exit__(None, None, None)
 
 
 def relay(open_scope: OpenScope, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:

@@ -74,6 +74,11 @@ class Programs:
         return sum(self._holdings.look(program) for program in self._programs.values())
 
     @property
+    def known(self) -> int:
+        """Number of programs that are not known to have ended."""
+        return len(self._programs)
+
+    @property
     def held(self) -> int:
         """Number of requests that wait for their program's turn."""
         return sum(not (one.running or one.program.view.admitted) for one in self._requests.values())

@@ -5,8 +5,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvflow.engine import Counters, Regret
+from kvflow.engine import Counters, Programs, Regret
+from kvflow.patches.guard import degraded
 from kvflow.patches.trust import Trust
+
+_COUNTERS = (
+    ("requests", "Prompts prefilled."),
+    ("prompt_tokens", "Tokens of prefilled prompts."),
+    ("hit_tokens", "Prompt tokens found in the cache, by tier."),
+    ("computed_tokens", "Prompt tokens computed."),
+    ("recomputed_tokens", "Prompt tokens computed again because they had been evicted."),
+    ("evicted_tokens", "Tokens that left a tier, by order class."),
+    ("dropped_copy_tokens", "Tokens of host copies dropped because the device holds them."),
+    ("load_backs", "Host-to-device loads."),
+    ("load_back_tokens", "Tokens loaded from host to device."),
+    ("load_back_seconds", "Seconds host-to-device loads took."),
+    ("stall_seconds", "Seconds forward passes waited for loads."),
+    ("background_loads", "Loads while the request that needed them waited and others ran."),
+    ("background_load_tokens", "Tokens of these loads."),
+    ("background_used_tokens", "Of those, tokens that a request used."),
+    ("background_wasted_tokens", "Of those, tokens that left the device again unused."),
+    ("prefetches", "Loads ahead of use."),
+    ("prefetched_tokens", "Tokens loaded ahead of use."),
+    ("prefetch_used_tokens", "Of those, tokens that were there when a request came."),
+    ("prefetch_late_tokens", "Of those, tokens that a request had to wait for."),
+    ("prefetch_wasted_tokens", "Of those, tokens that left the device again unused."),
+    ("fetches", "Contexts asked of storage ahead of use."),
+    ("fetched_tokens", "Tokens that came from storage ahead of use."),
+    ("fetch_used_tokens", "Of those, tokens that a request used."),
+    ("fetch_wasted_tokens", "Of those, tokens that left the host again unused."),
+    ("backups", "Contexts copied to the host because they face a long wait."),
+    ("passed_over", "Times a request was passed over because its context was still being loaded."),
+    ("regret_lost_tokens", "Tokens computed that LRU would have had in the cache."),
+    ("regret_gained_tokens", "Tokens in the cache that LRU would have had to compute."),
+    ("regret_lost_seconds", "Seconds lost against LRU, loads included."),
+    ("regret_gained_seconds", "Seconds gained against LRU, loads included."),
+    ("guard_mistakes", "Times predictions were trusted less."),
+    ("guard_fallbacks", "Times the order was switched to LRU."),
+    ("guard_recoveries", "Times it was switched back."),
+)
+_GAUGES = (
+    ("guard_share", "Share of the cached tokens, oldest first, among which predictions choose."),
+    ("degraded", "Errors that kvflow caught in this scheduler, and went on without a part of itself."),
+    ("programs", "Programs that have not ended, as far as known."),
+    ("held_requests", "Requests that wait for their program's turn."),
+)
 
 
 class Exporter:
@@ -24,55 +67,20 @@ class Exporter:
 
         names = [*labels, "tier", "eviction_class"]
         self._labels = labels
-        self._series = {
-            name: Counter(f"kvflow_{name}", text, labelnames=names)
-            for name, text in (
-                ("requests", "Prompts prefilled."),
-                ("prompt_tokens", "Tokens of prefilled prompts."),
-                ("hit_tokens", "Prompt tokens found in the cache, by tier."),
-                ("computed_tokens", "Prompt tokens computed."),
-                ("recomputed_tokens", "Prompt tokens computed again because they had been evicted."),
-                ("evicted_tokens", "Tokens that left a tier, by order class."),
-                ("dropped_copy_tokens", "Tokens of host copies dropped because the device holds them."),
-                ("load_backs", "Host-to-device loads."),
-                ("load_back_tokens", "Tokens loaded from host to device."),
-                ("load_back_seconds", "Seconds host-to-device loads took."),
-                ("stall_seconds", "Seconds forward passes waited for loads."),
-                ("background_loads", "Loads while the request that needed them waited and others ran."),
-                ("background_load_tokens", "Tokens of these loads."),
-                ("background_used_tokens", "Of those, tokens that a request used."),
-                ("background_wasted_tokens", "Of those, tokens that left the device again unused."),
-                ("prefetches", "Loads ahead of use."),
-                ("prefetched_tokens", "Tokens loaded ahead of use."),
-                ("prefetch_used_tokens", "Of those, tokens that were there when a request came."),
-                ("prefetch_late_tokens", "Of those, tokens that a request had to wait for."),
-                ("prefetch_wasted_tokens", "Of those, tokens that left the device again unused."),
-                ("fetches", "Contexts asked of storage ahead of use."),
-                ("fetched_tokens", "Tokens that came from storage ahead of use."),
-                ("fetch_used_tokens", "Of those, tokens that a request used."),
-                ("fetch_wasted_tokens", "Of those, tokens that left the host again unused."),
-                ("backups", "Contexts copied to the host because they face a long wait."),
-                ("passed_over", "Times a request was passed over because its context was still being loaded."),
-                ("regret_lost_tokens", "Tokens computed that LRU would have had in the cache."),
-                ("regret_gained_tokens", "Tokens in the cache that LRU would have had to compute."),
-                ("regret_lost_seconds", "Seconds lost against LRU, loads included."),
-                ("regret_gained_seconds", "Seconds gained against LRU, loads included."),
-                ("guard_mistakes", "Times predictions were trusted less."),
-                ("guard_fallbacks", "Times the order was switched to LRU."),
-                ("guard_recoveries", "Times it was switched back."),
-            )
+        self._series = {name: Counter(f"kvflow_{name}", text, labelnames=names) for name, text in _COUNTERS}
+        self._gauges = {
+            name: Gauge(f"kvflow_{name}", text, labelnames=list(labels), multiprocess_mode="mostrecent")
+            for name, text in _GAUGES
         }
-        self._share = Gauge(
-            "kvflow_guard_share",
-            "Share of the cached tokens, oldest first, among which predictions choose.",
-            labelnames=list(labels),
-            multiprocess_mode="mostrecent",
-        )
         self._published: dict[tuple[str, str, str], float] = {}
 
-    def publish(self, counters: Counters, trust: Trust) -> None:
+    def publish(self, counters: Counters, trust: Trust, programs: Programs | None) -> None:
         """Add what has happened since the last call."""
-        self._share.labels(**self._labels).set(trust.share)
+        states = {"guard_share": trust.share, "degraded": degraded.total()}
+        if programs is not None:
+            states |= {"programs": programs.known, "held_requests": programs.held}
+        for name, value in states.items():
+            self._gauges[name].labels(**self._labels).set(value)
         for name, tier, cls, value in (*_flatten(counters), *_flatten_regret(trust.regret)):
             key = (name, tier, cls)
             delta = value - self._published.get(key, 0)

@@ -158,7 +158,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         """Bring the counters and their series up to date."""
         self.accounting.counters.stall_s = stall.total_s() - self._stall_base_s
         if self._exporter is not None:
-            self._exporter.publish(self.accounting.counters, self.trust)
+            programs = self.gate.programs if self.gate is not None else None
+            self._exporter.publish(self.accounting.counters, self.trust, programs)
 
     def restart_counters(self) -> None:
         """Set the counters to zero; the series in /metrics go on."""

@@ -339,3 +339,40 @@ def test_misuse_is_told_at_once() -> None:
         kvflow.agent("a", fixed_prompt_messages=-1)(agent_now)
     with pytest.raises(ValueError, match="expected_s"):
         kvflow.tool("t", expected_s=0)(agent_now)
+
+
+async def test_a_plain_wrapper_around_an_async_function_does_not_end_its_step_early() -> None:
+    def retrying(fn: Any) -> Any:
+        @functools.wraps(fn)
+        def again(*args: Any) -> Any:
+            return fn(*args)
+
+        again.__wrapped__ = None  # type: ignore[attr-defined]
+        return again
+
+    @kvflow.agent("outer")
+    @retrying
+    async def outer() -> str | None:
+        await asyncio.sleep(0.01)
+        return agent_now()
+
+    with kvflow.workflow("review"):
+        waiting = outer()
+        assert agent_now() == "main"
+        assert await waiting == "outer"
+        assert agent_now() == "main"
+        assert await asyncio.gather(outer(), outer()) == ["outer", "outer"]
+        assert agent_now() == "main"
+
+
+def test_an_id_is_of_one_run() -> None:
+    with pytest.raises(TypeError, match="names one run"):
+        kvflow.workflow("review", id="w")(agent_now)
+
+
+def test_a_generator_cannot_be_carried() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="plain function"):
+        kvflow.carry(generator)

@@ -33,7 +33,7 @@ def run(program: str, **variables: str) -> None:
 
 def test_a_full_queue_drops_the_oldest(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MAX_PENDING", 10)
-    peer.delays_s["/kvflow/v1/status"] = 0.1
+    peer.delays_s["/kvflow/v1/graphs"] = 0.1
     kvflow.configure(url=peer.url)
     with kvflow.workflow():
         for i in range(20):

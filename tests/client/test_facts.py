@@ -55,6 +55,16 @@ def test_the_life_of_a_workflow_in_order(peer: Peer, sdk: Any, ask: Any) -> None
         decode_envelope(request.body)
 
 
+def test_a_conversation_goes_on_in_a_later_block(peer: Peer, sdk: Any, ask: Any) -> None:
+    client = kvflow.instrument(sdk(peer))
+    for last in (False, True):
+        with kvflow.workflow("chat", id="c", end=last):
+            ask(client)
+        kvflow.flush()
+        assert peer.told() == [("main", "start")] * (1 + last) + [("END", "start")] * last
+    assert {fact["workflow_id"] for fact in peer.facts} == {"c"}
+
+
 @pytest.mark.usefixtures("lingering")
 def test_pending_facts_ride_on_the_next_request(peer: Peer, sdk: Any, ask: Any) -> None:
     client = kvflow.instrument(sdk(peer))
@@ -284,4 +294,4 @@ def test_every_server_hears_every_fact(peer: Peer, make_peer: Any, plain: Peer, 
         ask(client)
     assert peer.told() == [("a", "start"), ("a", "end"), ("END", "start")]
     assert other.told() == [("a", "end"), ("END", "start")]
-    assert {request.path for request in plain.received} == {"/kvflow/v1/status"}
+    assert {request.path for request in plain.received} == {"/kvflow/v1/graphs"}

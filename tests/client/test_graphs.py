@@ -81,7 +81,7 @@ def test_a_server_without_kvflow_gets_no_graph(plain: Peer, sdk: Any, ask: Any) 
         with kvflow.workflow("review", graph=GRAPH):
             ask(client)
     assert {request.method for request in plain.received} == {"GET", "POST"}
-    assert len(plain.to("/status")) == 1
+    assert len(plain.to("/graphs")) == 1
 
 
 def test_a_graph_the_server_refuses_is_no_reason_not_to_hint(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:

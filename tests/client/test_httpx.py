@@ -23,7 +23,7 @@ def client(httpx_module: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions", "/gateway/generate"])
 def test_llm_endpoints_are_hinted(peer: Peer, client: Any, path: str) -> None:
-    peer.statuses["/gateway/kvflow/v1/status"] = 200
+    peer.statuses["/gateway/kvflow/v1/graphs"] = 200
     with kvflow.workflow(), kvflow.step("a"):
         answer = client.post(peer.url + path, json={"text": "hi"})
     assert answer.status_code == 200

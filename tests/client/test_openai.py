@@ -193,7 +193,7 @@ async def test_gathered_agents_are_told_apart(peer: Peer, async_sdk: Any) -> Non
         ids = await asyncio.gather(*map(worker, range(10)))
     own = {request.body["model"]: request.payloads[-1]["step_id"] for request in peer.llm}
     assert own == {str(i): ids[i] for i in range(10)}
-    assert len(peer.to("/status")) == 1
+    assert len(peer.to("/graphs")) == 1
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -210,7 +210,7 @@ def test_a_server_without_kvflow_gets_the_same_as_ever(plain: Peer, sdk: Any, ca
     kvflow.flush()
     assert len(plain.llm) == 2
     assert not any("kv_hints" in request.body for request in plain.llm)
-    assert [request.path for request in plain.received if request not in plain.llm] == ["/kvflow/v1/status"]
+    assert [request.path for request in plain.received if request not in plain.llm] == ["/kvflow/v1/graphs"]
 
 
 async def test_a_server_without_kvflow_async(plain: Peer, async_sdk: Any) -> None:
@@ -334,7 +334,7 @@ def test_only_the_instrumented_client_is_touched(peer: Peer, sdk: Any, ask: Any)
 @pytest.mark.parametrize("azure", [openai.AzureOpenAI, openai.AsyncAzureOpenAI])
 async def test_azure_clients(peer: Peer, azure: Any) -> None:
     client = azure(azure_endpoint=peer.url, api_key="key", api_version="2024-06-01", max_retries=0)
-    peer.statuses["/openai/kvflow/v1/status"] = 200
+    peer.statuses["/openai/kvflow/v1/graphs"] = 200
     kvflow.instrument(client)
     with kvflow.workflow():
         answer = client.chat.completions.create(model="m", messages=MESSAGES)

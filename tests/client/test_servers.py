@@ -19,7 +19,7 @@ from kvflow.errors import ConfigError
 if TYPE_CHECKING:
     from tests.client.conftest import Peer
 
-STATUS = "/kvflow/v1/status"
+PROBE = "/kvflow/v1/graphs"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_server_is_asked_once_and_not_before_the_first_use(peer: Peer, sdk: An
         with kvflow.workflow():
             ask(client)
     assert kvflow.flush()
-    assert len(peer.to("/status")) == 1
+    assert len(peer.to("/graphs")) == 1
 
 
 def test_a_no_is_looked_into_again_in_the_background(plain: Peer, sdk: Any, ask: Any) -> None:
@@ -58,7 +58,7 @@ def test_a_no_is_looked_into_again_in_the_background(plain: Peer, sdk: Any, ask:
     with kvflow.workflow():
         ask(client)
         ask(client)
-        assert len(plain.to("/status")) == 1
+        assert len(plain.to("/graphs")) == 1
         plain.speaks = True
         refresh(plain)
         ask(client)
@@ -69,7 +69,7 @@ def test_looking_again_holds_nobody_up(plain: Peer, sdk: Any, ask: Any) -> None:
     client = kvflow.instrument(sdk(plain))
     with kvflow.workflow():
         ask(client)
-        plain.delays_s[STATUS] = 5
+        plain.delays_s[PROBE] = 5
         outbox.outbox().server(plain.url)._ask_at_s = 0
         began = time.monotonic()
         ask(client)
@@ -80,7 +80,7 @@ def test_a_page_for_every_path_is_no_kvflow(peer: Peer, sdk: Any, ask: Any, monk
     from http.server import BaseHTTPRequestHandler
 
     def html(self: BaseHTTPRequestHandler, keyword: str, value: str) -> None:
-        original(self, keyword, "text/html" if keyword == "Content-Type" and "status" in self.path else value)
+        original(self, keyword, "text/html" if keyword == "Content-Type" and self.path == PROBE else value)
 
     original = BaseHTTPRequestHandler.send_header
     monkeypatch.setattr(BaseHTTPRequestHandler, "send_header", html)
@@ -92,7 +92,7 @@ def test_a_page_for_every_path_is_no_kvflow(peer: Peer, sdk: Any, ask: Any, monk
 
 @pytest.mark.usefixtures("second")
 def test_a_silent_status_delays_the_program_once(peer: Peer, sdk: Any, ask: Any) -> None:
-    peer.delays_s[STATUS] = 60
+    peer.delays_s[PROBE] = 60
     client = kvflow.instrument(sdk(peer))
     began = time.monotonic()
     with kvflow.workflow():
@@ -121,7 +121,7 @@ def test_a_question_that_fails_is_a_no(caplog: pytest.LogCaptureFixture) -> None
 
 @pytest.mark.usefixtures("second")
 async def test_a_silent_status_never_blocks_the_loop(peer: Peer, async_sdk: Any) -> None:
-    peer.delays_s[STATUS] = 60
+    peer.delays_s[PROBE] = 60
     client = kvflow.instrument(async_sdk(peer))
     gaps: list[float] = []
 
@@ -143,11 +143,11 @@ async def test_a_silent_status_never_blocks_the_loop(peer: Peer, async_sdk: Any)
     beat.cancel()
     assert 0.9 < took < 1.9  # one after the other would make 2
     assert max(gaps) < 0.8
-    assert len(peer.to("/status")) == 1
+    assert len(peer.to("/graphs")) == 1
 
 
 async def test_giving_up_on_a_request_while_the_server_is_asked(peer: Peer, async_sdk: Any) -> None:
-    peer.delays_s[STATUS] = 0.1
+    peer.delays_s[PROBE] = 0.1
     client = kvflow.instrument(async_sdk(peer))
     async with kvflow.workflow():
         with pytest.raises(asyncio.TimeoutError):
@@ -197,7 +197,7 @@ def test_hints_always(plain: Peer, sdk: Any, ask: Any, monkeypatch: pytest.Monke
     with kvflow.workflow():
         with pytest.raises(Exception, match="Unrecognized"):
             ask(client)
-        assert not plain.to("/status")
+        assert not plain.to("/graphs")
     assert kvflow.flush()
     with kvflow.workflow(), pytest.raises(Exception, match="Unrecognized"):
         ask(client)
@@ -211,7 +211,7 @@ def test_configure_changes_the_mode_later(peer: Peer, sdk: Any, ask: Any) -> Non
         kvflow.configure(hints="always")
         ask(client)
     assert [bool(request.actions) for request in peer.llm] == [False, True]
-    assert not peer.to("/status")
+    assert not peer.to("/graphs")
 
 
 def test_wrong_settings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,7 +228,7 @@ def test_the_root_of_a_server(end: str) -> None:
 
 
 def test_a_server_behind_a_path(peer: Peer, sdk: Any, ask: Any) -> None:
-    peer.statuses["/gateway/kvflow/v1/status"] = 200
+    peer.statuses["/gateway/kvflow/v1/graphs"] = 200
     client = kvflow.instrument(sdk(peer, base_url=f"{peer.url}/gateway/v1"))
     with kvflow.workflow():
         ask(client)

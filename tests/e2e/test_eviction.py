@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -191,7 +192,7 @@ def test_wrong_predictions_are_trusted_less_and_less(server: Any) -> None:
     metrics = server.client.get("/metrics").text
     assert "kvflow_guard_mistakes_total" in metrics
     assert "kvflow_regret_lost_seconds_total" in metrics
-    assert "kvflow_guard_share" in metrics
+    assert {"kvflow_guard_share", "kvflow_degraded", "kvflow_programs"} <= set(re.findall(r"kvflow_\w+", metrics))
 
 
 def test_hundreds_of_workflows_leave_nothing_behind(server: Any) -> None:

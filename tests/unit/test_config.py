@@ -38,6 +38,20 @@ def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: 
         config.load()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "KVFLOW_SERVICE_HOST",
+        "KVFLOW_ROUTER_SERVICE_PORT_HTTP",
+        "KVFLOW_PORT",
+        "KVFLOW_ROUTER_PORT_30000_TCP_ADDR",
+    ],
+)
+def test_what_kubernetes_says_of_a_service_is_no_setting(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "10.0.0.1")
+    assert config.load() == config.Settings()
+
+
 def test_a_missing_file_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KVFLOW_CONFIG", str(tmp_path / "absent.yaml"))
     with pytest.raises(ConfigError, match="not a file"):
