@@ -72,6 +72,15 @@ class _Leaving:
     gone: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Loading:
+    """What has been ordered to be loaded."""
+
+    command: KvCommand
+    nodes: list[Node]
+    until_s: float
+
+
 class Commands:
     """Executes commands on the nodes of claims and prompts.
 
@@ -101,6 +110,7 @@ class Commands:
         self._copying = copying
         self._backups = backups
         self._leaving: list[_Leaving] = []
+        self._loading: dict[tuple[str, tuple[Node, ...]], _Loading] = {}
         self._pinned: dict[tuple[str, str], dict[Node, Pin]] = {}
         self._sweep_s = math.inf
         coordinator.on_split = self._split
@@ -143,12 +153,18 @@ class Commands:
             self._sweep()
         waiting, self._leaving = self._leaving, []
         answers = [(each.command, self._leave(each)) for each in waiting]
+        for key, loading in [*self._loading.items()]:
+            answer = self._load(loading)
+            answers.append((loading.command, answer))
+            if answer.status != "deferred":
+                del self._loading[key]
         return [(command, answer) for command, answer in answers if answer.status != "deferred"]
 
     def flushed(self) -> None:
         """The cache has been flushed."""
         self._pinned.clear()
         self._leaving.clear()
+        self._loading.clear()
 
     def _nodes_of(self, claim: Claim) -> list[Node]:
         """A claim's cached context, deepest first."""
@@ -226,9 +242,9 @@ class Commands:
             pinned = self._pinned.get(key, {})
             if lower in pinned:
                 pinned[upper] = pinned[lower]
-        for leaving in self._leaving:
-            if lower in leaving.nodes:
-                leaving.nodes.append(upper)
+        for waiting in (*self._leaving, *self._loading.values()):
+            if lower in waiting.nodes:
+                waiting.nodes.append(upper)
 
     def _sweep(self) -> None:
         for key, pinned in list(self._pinned.items()):
@@ -255,11 +271,26 @@ class Commands:
         if self._prefetcher is None:
             return Answer(status="unsupported", reason="this server loads nothing ahead (prefetch.enabled, host tier)")
         until_s = self._coordinator.claims.clock.now_s + command.ttl_s
-        if not self._prefetcher.order(_tips(nodes), until_s, command.tenant):
+        tips = _tips(nodes)
+        if not self._prefetcher.order(tips, until_s, command.tenant):
             return Answer(status="rejected", reason="too many loads are ordered already")
+        evicted = [node for node in nodes if node.evicted]
+        self._loading[command.tenant, tuple(tips)] = _Loading(command=command, nodes=evicted, until_s=until_s)
         if lost > 0:
             return Answer(status="clipped", reason=f"{gone}; the rest loads as soon as it can", tokens=missing)
         return Answer(status="deferred", reason="loads as soon as the link and room allow", tokens=missing)
+
+    def _load(self, loading: _Loading) -> Answer:
+        """What has become of an ordered load so far."""
+        here = sum(len(node.key) for node in loading.nodes if not node.evicted)
+        left = sum(len(node.key) for node in loading.nodes if node.evicted and self._coordinator.cached(node))
+        if left and self._coordinator.claims.clock.now_s < loading.until_s:
+            return Answer(status="deferred", tokens=here)
+        missing = sum(len(node.key) for node in loading.nodes) - here
+        if not missing:
+            return Answer(status="accepted", reason="loaded", tokens=here)
+        reason = f"{missing} tokens were not loaded in time, or are gone"
+        return Answer(status="clipped" if here else "rejected", reason=reason, tokens=here)
 
     def _leave(self, leaving: _Leaving) -> Answer:
         """From the leaves up, as far as nobody else is known to use them; again later if a copy is under way."""
@@ -301,6 +332,8 @@ class Commands:
             tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if self._unpin(tenant, tier, node)]
             freed += len(node.key) if tiers else 0
         cancelled = self._prefetcher.cancel(nodes, tenant) if self._prefetcher is not None else 0
+        for key in [key for key in self._loading if key[0] == tenant and not set(key[1]).isdisjoint(nodes)]:
+            del self._loading[key]
         if self._backups is not None:
             self._backups.cancel([node for node in nodes if not _retained(node)])
         self._coordinator.claims.clock.version += 1

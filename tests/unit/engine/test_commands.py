@@ -215,6 +215,23 @@ def test_an_ordered_load_goes_before_what_is_predicted_and_expires(server: Serve
     assert server.prefetcher.next(Room(free_tokens=1000), lambda: pytest.fail("there is room")) is None
 
 
+def test_it_is_told_what_became_of_an_ordered_load(server: Server) -> None:
+    server.own["a"].evicted = server.own["b"].evicted = True
+    assert server("kv.prefetch", ttl_s=5.0).status == server("kv.prefetch", "b", ttl_s=5.0).status == "deferred"
+    assert server.commands.tick() == []
+    server.own["a"].evicted = False
+    ((command, answer),) = server.commands.tick()
+    assert (command.agent, answer) == ("a", Answer(status="accepted", reason="loaded", tokens=60))
+    server.time(5.1)
+    ((command, answer),) = server.commands.tick()
+    assert (command.agent, answer.status) == ("b", "rejected")
+    assert "not loaded in time" in answer.reason
+    server("kv.prefetch", "b", ttl_s=5.0)
+    assert server("kv.release", "b").status == "accepted"
+    server.time(20.0)
+    assert server.commands.tick() == []
+
+
 def test_no_tenant_takes_all_loads_that_can_be_on_order(server: Server) -> None:
     contexts = [Node(20, server.root, evicted=True) for _ in range(65)]
     prefetch = KvCommand(verb="kv.prefetch", tenant="one", ttl_s=5.0)

@@ -1,0 +1,39 @@
+"""How often a request is passed over because its context is still being loaded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kvflow.engine import Counters
+from kvflow.patches import prefetch
+from kvflow.patches.guard import Guard
+from kvflow.patches.prefetch import Prefetch
+
+
+@pytest.fixture
+def passing() -> Prefetch:
+    """All that it needs to pass over a request whose context should be loaded first."""
+    made = object.__new__(Prefetch)
+    made._load, made._guard = None, Guard("prefetch")
+    made._asks = lambda req: True  # type: ignore[method-assign]
+    made._cache = SimpleNamespace(accounting=SimpleNamespace(counters=Counters()))  # type: ignore[assignment]
+    return made
+
+
+def test_a_request_is_passed_over_only_so_often(passing: Prefetch) -> None:
+    for _ in range(2):
+        req = SimpleNamespace()
+        assert sum(passing.passes_over(req, busy=True) for _ in range(2 * prefetch._PATIENCE)) == prefetch._PATIENCE
+    assert passing._cache.accounting.counters.passed_over == 2 * prefetch._PATIENCE
+
+
+def test_nothing_is_passed_over_while_nothing_else_runs(passing: Prefetch) -> None:
+    assert not passing.passes_over(SimpleNamespace(), busy=False)
+
+
+def test_decoding_does_not_wait_for_the_load_its_prefill_waited_for() -> None:
+    batch = SimpleNamespace(hicache_consumer_index=2)
+    prefetch.decode(None, batch)
+    assert batch.hicache_consumer_index == -1
