@@ -183,8 +183,7 @@ def measure(workflows: int, folder: Path) -> dict[str, Any]:
         wrong = [player for player in players if player.hinted]
         for player in wrong:
             player.client.put("/kvflow/v1/graphs/shuffled", json=GRAPH).raise_for_status()
-            player.play(-1, "shuffled")
-            player.forget()
+            player.forget()  # what it loads in vain until it has learned better counts
         for number in range(workflows):
             for player in wrong if number % 2 == 0 else wrong[::-1]:
                 player.play(number, "shuffled")
