@@ -150,4 +150,4 @@ def _count(arm: Mapping[str, Any]) -> Count:
 
 
 def _values(arm: Mapping[str, Any], name: str) -> Values:
-    return {each["round"]: each[name] for each in arm["workflows"]}
+    return {each["round"]: each.get(name, {}) for each in arm["workflows"]}

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from kvflow.replay.record import CallRecord, Round
+from kvflow.replay.record import CallRecord, Round, WorkflowRecord
 from kvflow.sim.measures import quantile, spread
 
 RESAMPLES = 2000
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-PAIRED = ("completion_s", "ttft_s", "latency_s")
+PAIRED = ("completion_s", "run_s", "ttft_s", "latency_s")
 """Measured for each workflow, or its calls on average, and so paired between arms."""
 
 
@@ -32,6 +32,7 @@ def measures(rounds: Sequence[Round]) -> dict[str, float]:
         "calls": sum(len(each.calls) for each in rounds),
         "failed_calls": sum(flow.failed_calls for flow in workflows),
         **spread("completion", [flow.completion_s for flow in whole], **_SHARES),
+        **spread("run", [flow.run_s for flow in whole], **_SHARES),
         **spread("latency", [call.ended_s - call.asked_s for call in calls], **_SHARES),
         **spread("ttft", [call.first_s - call.asked_s for call in calls if call.first_s is not None], **_SHARES),
         **spread("inter_token", [_inter_token_s(call) for call in calls if call.output_tokens > 1], **_SHARES),
@@ -141,8 +142,8 @@ def difference(base: Values, arm: Values, seed: int = 0) -> Difference | None:
     )
 
 
-def _completions(seen: Round) -> dict[str, float]:
-    return {flow.workflow: flow.completion_s for flow in seen.workflows if not flow.failed_calls}
+def _workflows(seen: Round, value: Callable[[WorkflowRecord], float]) -> dict[str, float]:
+    return {flow.workflow: value(flow) for flow in seen.workflows if not flow.failed_calls}
 
 
 def _calls(seen: Round, value: Callable[[CallRecord], float | None]) -> dict[Any, float]:
@@ -157,7 +158,8 @@ def _calls(seen: Round, value: Callable[[CallRecord], float | None]) -> dict[Any
 
 
 _OF_ROUND: dict[str, Callable[[Round], dict[str, float]]] = {
-    "completion_s": _completions,
+    "completion_s": lambda seen: _workflows(seen, lambda flow: flow.completion_s),
+    "run_s": lambda seen: _workflows(seen, lambda flow: flow.run_s),
     "ttft_s": lambda seen: _calls(seen, lambda call: None if call.first_s is None else call.first_s - call.asked_s),
     "latency_s": lambda seen: _calls(seen, lambda call: call.ended_s - call.asked_s),
 }

@@ -70,6 +70,11 @@ class WorkflowRecord:
         """From its arrival to its end."""
         return self.ended_s - self.arrived_s
 
+    @property
+    def run_s(self) -> float:
+        """From its start to its end: without the wait until fewer than ``--concurrency`` ran."""
+        return self.ended_s - self.started_s
+
 
 @dataclass(slots=True, kw_only=True)
 class Round:

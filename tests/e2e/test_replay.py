@@ -246,7 +246,7 @@ def test_the_command_plays_a_trace_and_compares_results(server: Server, model: P
     ]
     assert telling["measures"]["workflows"] == 6
     assert telling["measures"]["failed_calls"] == 0
-    assert set(telling["against_first"]) == {"completion_s", "ttft_s", "latency_s"}
+    assert set(telling["against_first"]) == {"completion_s", "run_s", "ttft_s", "latency_s"}
     page = (tmp_path / "r.html").read_text()
     assert page.count("<svg") >= 4
     compared = command("compare", out, out)

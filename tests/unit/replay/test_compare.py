@@ -33,7 +33,7 @@ def test_results_are_compared_workflow_by_workflow() -> None:
     before = result(1.0)
     (worse,) = changes(before, result(1.2), 0.02)
     assert worse.problem.startswith("completion takes 1.2")
-    assert set(worse.paired) == {"completion_s", "ttft_s", "latency_s"}
+    assert set(worse.paired) == {"completion_s", "run_s", "ttft_s", "latency_s"}
     for factor in (1.0, 0.8):
         (fine,) = changes(before, result(factor), 0.02)
         assert fine.problem == ""
