@@ -41,9 +41,7 @@ def render(names: list[str]) -> str:
 
 def _times(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     lines = [
-        "| | `lru`, mean | "
-        + " | ".join(ARMS.values())
-        + " | everything fits | kvflow from its start | p95 | worst program |",
+        f"| | `lru`, mean | {' | '.join(ARMS.values())} | everything fits | kvflow from its start | p95 | worst program |",
         "|---|" + "---:|" * (len(ARMS) + 5),
     ]
     for name, result in results:
