@@ -1,6 +1,6 @@
 """A LangGraph app whose graph and nodes kvflow learns from the app itself.
 
-Needs `pip install "kvflow[langgraph]" langchain-openai`.
+Needs `pip install ".[langgraph]" langchain-openai` in a clone.
 
 Usage: python examples/langgraph_app.py [http://localhost:30000]
 """

@@ -1,6 +1,6 @@
 """Two agents of the OpenAI Agents SDK, one of which hands over to the other, and a tool.
 
-Needs `pip install "kvflow[openai-agents]"`.
+Needs `pip install ".[openai-agents]"` in a clone.
 
 Usage: python examples/openai_agents_team.py [http://localhost:30000]
 """

@@ -123,4 +123,4 @@ class MissingExtraError(KVFlowError, ImportError):
 
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra = extra
-        super().__init__(f'{purpose} needs an optional package: pip install "kvflow[{extra}]"')
+        super().__init__(f'{purpose} needs an optional package: pip install ".[{extra}]" in a clone of kvflow')
