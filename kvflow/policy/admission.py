@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from kvflow.policy.costs import ServingCosts
 from kvflow.policy.programs import ProgramView, Room
@@ -103,9 +102,9 @@ class ProgramAdmission:
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         admitted = [program for program in programs if program.admitted]
         longest_s = _TURN * (program_s or _TYPICAL_S)
-        for first in islice(_fairly(waiting, admitted), 1):
-            if first.held_s >= longest_s:
-                self._make_way(first, admitted, Room(admitted, room_tokens, counted), typical_s, longest_s)
+        first = next(_fairly(waiting, admitted), None)
+        if first is not None and first.held_s >= longest_s:
+            self._make_way(first, admitted, Room(admitted, room_tokens, counted), typical_s, longest_s)
         room = Room((program for program in programs if program.admitted or program.busy), room_tokens, counted)
         self._shrink(programs, room, typical_s)
         at_work = any(program.busy or (program.admitted and program.waiting) for program in programs)

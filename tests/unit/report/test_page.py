@@ -216,6 +216,6 @@ def test_without_jinja2_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "kvflow\[report\]"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "\.\[report\]"'):
         write_html(document, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
