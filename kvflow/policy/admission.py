@@ -152,15 +152,16 @@ class ProgramAdmission:
         for program in admitted:
             held[program.tenant] += program.live_tokens
         ratio = first.response_ratio(typical_s)
-        leave = []
+        overdue = ratio > _OVERDUE
+        leave: list[ProgramView] = []
         for program in sorted(admitted, key=lambda program: program.response_ratio(typical_s)):
-            long = program.served_s >= longest_s and ratio > _OVERDUE * program.response_ratio(typical_s)
-            if not long or room.has_for(first, overdue=ratio > _OVERDUE):
+            if room.has_for(first, overdue=overdue):
                 break
-            if held[program.tenant] >= held[first.tenant]:
+            long = program.served_s >= longest_s and ratio > _OVERDUE * program.response_ratio(typical_s)
+            if long and held[program.tenant] >= held[first.tenant]:
                 room.give_back(program)
                 leave.append(program)
-        if len(leave) == len(admitted) or room.has_for(first, overdue=ratio > _OVERDUE):
+        if len(leave) == len(admitted) or room.has_for(first, overdue=overdue):
             for program in leave:
                 program.admitted = False
 
