@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvflow.replay.metrics import difference
+
 PAGE = Path(__file__).parent / "README.md"
 BLOCK = re.compile(r"<!-- replays: (.*?) -->\n(.*?)<!-- end -->", re.S)
 """Names of result files, and the tables made of them."""
@@ -41,8 +43,8 @@ def render(names: list[str]) -> str:
 
 def _times(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     lines = [
-        f"| | `lru`, mean | {' | '.join(ARMS.values())} | all fits | kvflow from its start | its p95 | worst program |",
-        "|---|" + "---:|" * (len(ARMS) + 5),
+        f"| | `lru`, mean | {' | '.join(ARMS.values())} | all fits | against `lpm` | from its start | p95 | worst |",
+        "|---|" + "---:|" * (len(ARMS) + 6),
     ]
     for name, result in results:
         for load in result["loads"]:
@@ -54,6 +56,7 @@ def _times(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
                 f"{_title(result, load)}, [`{name}`](results/{name})",
                 f"{lru['completion_mean_s']:.0f} s",
                 *(_ratio(arms.get(arm)) for arm in (*ARMS, "fits")),
+                _between(arms["lpm"], arms["kvflow"]),
                 _ratio(arms["kvflow"], "run_s"),
                 f"{p95:.2f}x",
                 f"{worst:.2f}x",
@@ -87,6 +90,13 @@ def _title(result: dict[str, Any], load: dict[str, Any]) -> str:
 def _ratio(arm: dict[str, Any] | None, measure: str = "completion_s") -> str:
     found = arm["against_first"].get(measure) if arm is not None else None
     return "" if found is None else f"{found['ratio']:.2f}x [{found['ratio_low']:.2f}, {found['ratio_high']:.2f}]"
+
+
+def _between(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """Completion with an arm against another one that is not the first."""
+    old, new = ({each["round"]: each["completion_s"] for each in arm["workflows"]} for arm in (before, after))
+    found = difference(old, new)
+    return "" if found is None else f"{found.ratio:.2f}x [{found.ratio_low:.2f}, {found.ratio_high:.2f}]"
 
 
 def _amount(value: float, key: str) -> str:
