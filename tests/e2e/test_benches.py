@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -154,13 +155,23 @@ def test_a_live_run_replays_nothing(dry: Callable[..., tuple[int, str]]) -> None
     assert "--live replays nothing" in told
 
 
-@pytest.mark.parametrize("name", ["bench_calm", "bench_overhead"])
+@pytest.mark.parametrize("name", ["bench_calm", "bench_overhead", "bench_prefetch", "bench_segments", "bench_soak"])
 def test_benches_that_start_servers_begin_without_fault(
     bench: Callable[..., ModuleType], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="0"):
         bench(name, "--help").main()
     assert f"bench/{name}.py" in capsys.readouterr().out
+
+
+def test_reuse_is_measured_at_its_smallest(bench: Callable[..., ModuleType], tmp_path: Path) -> None:
+    shape = ("--agents", "2", "--task", "96", "--prefix", "32", "--answer", "64", "--programs", "1", "--warm-up", "0")
+    bench("bench_reuse", *shape, "--layers", "2", "--json", str(tmp_path / "reuse.json")).main()
+    result = json.loads((tmp_path / "reuse.json").read_text())
+    reused = {row["arm"]: row["reused"] for row in result["rows"] if row["agent"] == 2}
+    assert reused["dense"] == 0
+    assert reused["rotate"] > 0.5
+    assert result["layers"] == 2
 
 
 def test_the_vanilla_arm_is_without_kvflow(bench: Callable[..., ModuleType], tmp_path: Path) -> None:
