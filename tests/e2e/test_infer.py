@@ -52,6 +52,21 @@ def test_chats_are_told_apart_by_their_system_prompts(inferring: Server) -> None
     assert len(inferring.workflows()) == len(types) == 2
 
 
+def test_a_conversation_whose_history_was_summed_up_is_known_by_its_tool_calls(inferring: Server) -> None:
+    inferring.fresh()
+    system = {"role": "system", "content": "Be brief. Be exact. Be polite. " * 6}
+
+    def ask_with(*messages: dict[str, Any]) -> None:
+        body = {"model": "m", "messages": [system, *messages], "max_tokens": 4, "temperature": 0}
+        inferring.client.post("/v1/chat/completions", json=body).raise_for_status()
+
+    results = [{"role": "tool", "tool_call_id": f"call-{turn}", "content": f"Result {turn}. " * 9} for turn in range(2)]
+    ask_with({"role": "user", "content": "Look it up, and then look again. " * 4}, results[0])
+    ask_with({"role": "user", "content": "So far it has been looked up. " * 4}, *results)
+    ask_with({"role": "user", "content": "Another task, without any tools. " * 4})
+    assert sorted(len(inferring.workflows()[name]["steps_taken"]) for name in inferring.workflows()) == [1, 1]
+
+
 def test_hints_count_where_there_are_any(inferring: Server) -> None:
     inferring.fresh()
     inferring.step("declared", "planner", "A prompt that is long enough to be recognised by itself. " * 4)
