@@ -72,6 +72,11 @@ class Prompts:
         """What the server says about reuse."""
         return self._client.get("/kvflow/v1/stats").json()["replicas"][0]["reuse"]
 
+    def settle(self) -> None:
+        """Wait until the quality gate has had its first prompts computed again."""
+        while self.reuse()["checks_under_way"]:
+            time.sleep(0.1)
+
 
 def measure(prompts: Prompts, role: int, text: int, repeats: int) -> list[dict[str, Any]]:
     """Measure one point in all arms."""
@@ -79,6 +84,7 @@ def measure(prompts: Prompts, role: int, text: int, repeats: int) -> list[dict[s
         for example in range(EXAMPLES):
             for agent in ("first", "second"):
                 prompts.ask(arm, agent, words(f"{agent} {example}", role), words(f"example {text} {example}", text))
+    prompts.settle()
     taken: dict[str, list[float]] = {arm: [] for arm in ARMS}
     reused: dict[str, int] = dict.fromkeys(ARMS, 0)
     for repeat in range(repeats):

@@ -177,7 +177,8 @@ class Splicer:
         prompt, device = state.prompt, self._splicing.pool.device
         fills = (self.reuse.fill(prompt, graft, device) for graft in chunk.grafts)
         slots = int(batch.req_pool_indices_cpu[row])
-        return self._splicing.put(slots, chunk, fills, state.prompt.method.repair_share)
+        method, trial = state.prompt.method, state.prompt.trial
+        return self._splicing.put(slots, chunk, fills, method.repair_share, trial=trial)
 
     def _state(self, req: Any, cached_tokens: int) -> None:
         state: _State | None = getattr(req, "_kvflow_splice", None)

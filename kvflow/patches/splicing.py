@@ -37,11 +37,13 @@ class Spliced:
     Attributes:
         put: of the layer by which repair goes, one for each graft; empty without repair.
         repair_share: of the tokens put in.
+        trial: nobody waits for it.
     """
 
     chunk: Chunk
     put: tuple[KV, ...] = ()
     repair_share: float = 0.0
+    trial: bool = False
 
 
 class Splicing:
@@ -67,7 +69,7 @@ class Splicing:
         if not rows.by_layers(runner):
             self._first_tokens_only("it has no forward_split_prefill")
 
-    def put(self, row: int, chunk: Chunk, fills: Iterable[KV], repair_share: float) -> Spliced:
+    def put(self, row: int, chunk: Chunk, fills: Iterable[KV], repair_share: float, *, trial: bool = False) -> Spliced:
         """Write KV into a request's pages.
 
         Args:
@@ -75,6 +77,7 @@ class Splicing:
             chunk: the grafts.
             fills: what belongs into each; taken one by one, since each holds all layers.
             repair_share: of the tokens.
+            trial: nobody waits for it, so that it is not counted.
         """
         tokens = sum(graft.end - graft.start for graft in chunk.grafts)
         repairs = self._by_layers and budget_tokens(repair_share, tokens) > 0
@@ -84,7 +87,7 @@ class Splicing:
             self.pool.write(row, graft.start, fill)
             if repairs:
                 put.append(KV(fill.keys[layer].clone(), fill.values[layer].clone()))
-        return Spliced(chunk=chunk, put=tuple(put), repair_share=repair_share if repairs else 0.0)
+        return Spliced(chunk=chunk, put=tuple(put), repair_share=repair_share if repairs else 0.0, trial=trial)
 
     def compute(self, batch: Any, spliced: Sequence[Spliced | None]) -> Any | None:
         """Compute all but the rest of each request; returns the batch of the rest, None if ranks disagree.
@@ -151,7 +154,8 @@ class Splicing:
         repairs: Repairs = {}
         for (row, one), deviation in zip(asked.items(), total.split([len(part) for part in measured]), strict=True):
             repairs[row] = chosen(one.chunk.grafts, deviation, one.repair_share)
-            self.repaired_tokens += sum(end - start for start, end in chain.from_iterable(repairs[row]))
+            if not one.trial:
+                self.repaired_tokens += sum(end - start for start, end in chain.from_iterable(repairs[row]))
         return repairs
 
     def _first_tokens_only(self, why: str) -> None:

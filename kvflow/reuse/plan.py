@@ -68,7 +68,7 @@ class Counters:
 
     Attributes:
         prompts: that asked for reuse.
-        spliced: those into which something was put.
+        spliced: those into which something was put; copies made for checks apart, as in ``grafted_tokens``.
         slot_tokens: tokens of their slots that were not cached.
         grafted_tokens: tokens put in.
         learned: anchors added.

@@ -110,8 +110,9 @@ class Reuse:
     def _spliced(self, prompt: Prompt, plan: Plan, grafts: list[Graft], cached_tokens: int) -> Plan:
         owners = (max((slot for slot in prompt.slots if slot.start <= graft.start), key=_start) for graft in grafts)
         slots = tuple(dict.fromkeys((prompt.workflow_type, slot.name) for slot in owners))
-        self.counters.spliced += 1
-        self.counters.grafted_tokens += sum(graft.end - graft.start for graft in grafts)
+        if not prompt.trial:
+            self.counters.spliced += 1
+            self.counters.grafted_tokens += sum(graft.end - graft.start for graft in grafts)
         return replace(
             plan,
             exact_tokens=max(cached_tokens, grafts[0].start),
