@@ -37,6 +37,8 @@ POINTS = tuple(
 """Tokens of the role and of the text."""
 EXAMPLES = 3
 """Texts an agent has seen before: then KVCOMM has offsets."""
+SETTLE_S = 60.0
+"""How long the quality gate may take for its first checks."""
 
 
 def words(name: str, tokens: int) -> list[int]:
@@ -74,7 +76,8 @@ class Prompts:
 
     def settle(self) -> None:
         """Wait until the quality gate has had its first prompts computed again."""
-        while self.reuse()["checks_under_way"]:
+        deadline_s = time.monotonic() + SETTLE_S
+        while self.reuse()["checks_under_way"] and time.monotonic() < deadline_s:
             time.sleep(0.1)
 
 

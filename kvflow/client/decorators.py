@@ -44,7 +44,7 @@ def workflow(
 
     Args:
         type: the kind of workflow; runs of one type are expected to go alike.
-        id: what servers know this run by; a fresh one by default.
+        id: what servers know this run by; a fresh one by default. Of one run, so not for a decorator.
         graph: the agent step graph of this type: the graph, its document, or the path of a file with it. It is
             declared to a server once, before the first hint.
         tenant: who the run is for.
@@ -52,6 +52,9 @@ def workflow(
             which is fast and not exact, if its ``reuse.mode`` is on. See also :func:`kvflow.segment`.
         end: False if the run goes on after this block, under the same ``id``: in the next request of a conversation, in
             another process. A later block that ends it, or the server's ``intake.workflow_idle_s``, does.
+
+    Raises:
+        TypeError: ``type`` is not a text, or a function is decorated with an ``id``.
     """
     if not isinstance(type, str):
         raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")

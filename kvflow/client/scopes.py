@@ -80,7 +80,7 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowOptions:
-    """What a workflow is started with."""
+    """What a workflow is started with; ``end``: whether leaving its block ends it."""
 
     type: str
     id: str | None = None

@@ -80,7 +80,7 @@ class Server:
             if self._answer is not None and self._clock() < self._ask_at_s:
                 return self._answer
             self._ask_at_s = math.inf
-            asked = Answer(self._ask_status, ASK_TIMEOUT_S)
+            asked = Answer(self._probe, ASK_TIMEOUT_S)
             if self._answer is None:
                 self._answer = asked
             return self._answer
@@ -106,7 +106,7 @@ class Server:
         """Close the connections."""
         self._http.close()
 
-    def _ask_status(self) -> bool:
+    def _probe(self) -> bool:
         speaks, again_in_s = False, SILENT_S
         try:
             response = self._http.get(_PROBE, headers=self._headers, timeout=ASK_TIMEOUT_S)
