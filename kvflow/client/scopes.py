@@ -214,19 +214,20 @@ class Workflow(Scope["Workflow"]):
             del self.segments[next(iter(self.segments))]
 
     def finish(self) -> None:
-        """End the run."""
+        """End the run, or this part of it."""
         self.ended = True
         self._main.leave()
-        if self.options.end:
-            tell(
-                step_action,
-                workflow_id=self.id,
-                workflow_type=self.type,
-                agent=END,
-                parent_workflow_id=self.parent_id,
-                final=True,
-                tenant=self.options.tenant,
-            )
+        if not self.options.end:
+            return
+        tell(
+            step_action,
+            workflow_id=self.id,
+            workflow_type=self.type,
+            agent=END,
+            parent_workflow_id=self.parent_id,
+            final=True,
+            tenant=self.options.tenant,
+        )
         recorder.workflow_ended(self)
 
     def _begin(self) -> Workflow:
