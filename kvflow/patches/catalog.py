@@ -7,6 +7,7 @@ from kvflow.patches.catalog_http import HTTP_SEAMS
 from kvflow.patches.seams import Feature, Kind, Role, Seam
 
 _TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
+_FULL = "sglang.srt.mem_cache.unified_cache.components.full.FullComponent"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 
 
@@ -104,6 +105,40 @@ SEAMS: tuple[Seam, ...] = (
     _tree("tree.insert", "begin_insert", ("self", "params"), "What is left of a key is not copied at every node."),
     _tree("tree.walk", "_advance_insert", ("self",), "An insertion begins where the path ends that a request holds."),
     _tree("tree.leaves", "_update_evictable_leaf_sets", ("self", "node"), "What is within a path is no leaf."),
+    _tree(
+        "tree.match", "_match_prefix_helper", ("self", "key", "params"), "Walks a session's long path without calls."
+    ),
+    _tree(
+        "tree.matched",
+        "_match_post_processor",
+        (
+            "self",
+            "params",
+            "value",
+            "best_match_node",
+            "best_match_device_node",
+            "best_match_device_value_len",
+            "full_kv_hit_length",
+            "action",
+            "last_visited_node_id",
+            "device_validators",
+        ),
+        "Takes what that walk has found.",
+    ),
+    _override(
+        "tree.lock",
+        f"{_FULL}.acquire_component_lock",
+        ("self", "node", "result", "lock_host"),
+        Feature.EVICTION,
+        "Locks it likewise.",
+    ),
+    _override(
+        "tree.unlock",
+        f"{_FULL}.release_component_lock",
+        ("self", "node", "params", "lock_host"),
+        Feature.EVICTION,
+        "Lets it go likewise.",
+    ),
     _override(
         "tree.value_len",
         "sglang.srt.mem_cache.unified_cache.components.base.TreeComponent.value_len",

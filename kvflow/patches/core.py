@@ -19,10 +19,11 @@ from kvflow.engine.leaves import Leaves, made_of
 from kvflow.patches.copies import Freed, give_up_first
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.keys import KeyView, NodeKey
-from kvflow.patches.known import count_values_fast, go_ahead, inner
+from kvflow.patches.known import go_ahead
 from kvflow.patches.orders import require_servable
 from kvflow.patches.rank import ClaimOrder
 from kvflow.patches.trust import Trust
+from kvflow.patches.walks import inner, match, shorten
 from kvflow.policy import EvictionClass, ServingCosts
 
 
@@ -48,7 +49,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         self.known: tuple[Any, int] | None = None
         super().__init__(params, components)
-        count_values_fast(self.components)
+        shorten(self)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
         self.own_order: Any = order.own
         self.coordinator.claims.on_ended = self._ended
@@ -78,6 +79,11 @@ class KvflowTreeCore(UnifiedTreeCore):
         if not (self.is_eagle or params.key.is_bigram):
             params.key = KeyView.of(params.key)
         return super().begin_insert(params)
+
+    def _match_prefix_helper(self, key: Any, params: Any) -> Any:
+        if len(self.components) != 1 or self.is_eagle or key.is_bigram:
+            return super()._match_prefix_helper(key, params)
+        return match(self, key, params)
 
     def _update_evictable_leaf_sets(self, node: Any) -> None:
         if inner(node):

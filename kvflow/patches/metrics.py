@@ -69,9 +69,12 @@ class Exporter:
         self._labels = labels
         self._series = {name: Counter(f"kvflow_{name}", text, labelnames=names) for name, text in _COUNTERS}
         self._gauges = {
-            name: Gauge(f"kvflow_{name}", text, labelnames=list(labels), multiprocess_mode="mostrecent")
+            name: Gauge(f"kvflow_{name}", text, labelnames=list(labels), multiprocess_mode="mostrecent").labels(
+                **labels
+            )
             for name, text in _GAUGES
         }
+        self._states: dict[str, float] = {}
         self._published: dict[tuple[str, str, str], float] = {}
 
     def publish(self, counters: Counters, trust: Trust, programs: Programs | None) -> None:
@@ -80,7 +83,9 @@ class Exporter:
         if programs is not None:
             states |= {"programs": programs.known, "held_requests": programs.held}
         for name, value in states.items():
-            self._gauges[name].labels(**self._labels).set(value)
+            if self._states.get(name) != value:
+                self._gauges[name].set(value)
+        self._states = states
         for name, tier, cls, value in (*_flatten(counters), *_flatten_regret(trust.regret)):
             key = (name, tier, cls)
             delta = value - self._published.get(key, 0)
