@@ -14,7 +14,7 @@ import httpx
 
 from kvflow.demo.measure import RoundRecord
 from kvflow.errors import ServerUnavailableError
-from kvflow.patches.cpu.link import Direction
+from kvflow.patches.cpu.link import Direction, DirectionStatistics
 from kvflow.patches.cpu.publish import read_statistics
 
 _RESIDENCY_PERIOD_S = 0.25
@@ -46,12 +46,14 @@ class ArmResult:
 
     Attributes:
         stall_s: seconds forward passes waited for load-backs.
+        loaded_tokens: tokens that came from the host, for whatever reason.
     """
 
     arm: Arm
     rounds: list[RoundRecord] = field(default_factory=list)
     residency: list[dict[str, Any]] = field(default_factory=list)
     stall_s: float = 0.0
+    loaded_tokens: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain form for the result file."""
@@ -60,6 +62,7 @@ class ArmResult:
             "policy": self.arm.policy,
             "kvflow": self.arm.kvflow,
             "stall_s": self.stall_s,
+            "loaded_tokens": self.loaded_tokens,
             "steps": [step.as_dict() for record in self.rounds for step in record.steps],
             "workflows": [workflow for record in self.rounds for workflow in record.workflows],
             "residency": self.residency,
@@ -97,9 +100,9 @@ class ArmServer:
         if not self.seams_hold or policies != {self.arm.policy}:
             raise ServerUnavailableError(f"{self.arm.name}: seams {status['seams_hold']}, policies {policies}")
 
-    def stall_s(self) -> float:
-        """Seconds its forward passes have waited for load-backs since it started."""
-        return read_statistics(self._link_path)[Direction.HOST_TO_DEVICE].stalled_s
+    def link(self) -> DirectionStatistics:
+        """What has come from the host since it started, and how long forward passes have waited for it."""
+        return read_statistics(self._link_path)[Direction.HOST_TO_DEVICE]
 
     @contextlib.asynccontextmanager
     async def observed(self, client: httpx.AsyncClient, samples: list[dict[str, Any]]) -> AsyncIterator[None]:

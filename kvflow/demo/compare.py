@@ -63,9 +63,9 @@ def _metrics(result: ArmResult) -> dict[str, tuple[float, str, bool]]:
         return sum(getattr(step, name) for step in steps)
 
     return {
-        "recomputed + reloaded tokens": (tokens("recomputed_tokens") + tokens("host_tokens"), "tokens", True),
+        "recomputed + reloaded tokens": (tokens("recomputed_tokens") + result.loaded_tokens, "tokens", True),
         "recomputed tokens": (tokens("recomputed_tokens"), "tokens", True),
-        "load-back tokens (host hits)": (tokens("host_tokens"), "tokens", True),
+        "load-back tokens": (result.loaded_tokens, "tokens", True),
         "load-back stall": (result.stall_s, "s", True),
         "cached tokens, device": (tokens("device_tokens"), "tokens", False),
         "step latency p50": (_quantile(latency, 0.50), "s", True),

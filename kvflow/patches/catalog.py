@@ -105,26 +105,9 @@ SEAMS: tuple[Seam, ...] = (
     _tree("tree.insert", "begin_insert", ("self", "params"), "What is left of a key is not copied at every node."),
     _tree("tree.walk", "_advance_insert", ("self",), "An insertion begins where the path ends that a request holds."),
     _tree("tree.leaves", "_update_evictable_leaf_sets", ("self", "node"), "What is within a path is no leaf."),
-    _tree(
-        "tree.match", "_match_prefix_helper", ("self", "key", "params"), "Walks a session's long path without calls."
-    ),
-    _tree(
-        "tree.matched",
-        "_match_post_processor",
-        (
-            "self",
-            "params",
-            "value",
-            "best_match_node",
-            "best_match_device_node",
-            "best_match_device_value_len",
-            "full_kv_hit_length",
-            "action",
-            "last_visited_node_id",
-            "device_validators",
-        ),
-        "Takes what that walk has found.",
-    ),
+    _tree("tree.match", "match_prefix", ("self", "params"), "Walks a long path without calls."),
+    _tree("tree.hold", "inc_lock_ref", ("self", "node_id"), "A request's lock moves on from where it was."),
+    _tree("tree.let_go", "dec_lock_ref", ("self", "node_id", "params"), "That one takes over the lock before it."),
     _override(
         "tree.lock",
         f"{_FULL}.acquire_component_lock",
@@ -206,7 +189,7 @@ SEAMS: tuple[Seam, ...] = (
         ("self", "component_type"),
         "Remembers the worst of what a round has looked at for the next one.",
     ),
-    _tree("tree.reset", "reset", ("self",), "Keeps leaves in sets looked at in parts."),
+    _tree("tree.reset_core", "reset", ("self",), "Keeps leaves in sets looked at in parts."),
     _tree(
         "tree.host_round",
         "drive_host_eviction",

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from sglang.srt.mem_cache.base_prefix_cache import DecLockRefResult
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
@@ -23,7 +24,7 @@ from kvflow.patches.known import go_ahead
 from kvflow.patches.orders import require_servable
 from kvflow.patches.rank import ClaimOrder
 from kvflow.patches.trust import Trust
-from kvflow.patches.walks import inner, match, shorten
+from kvflow.patches.walks import Locks, inner, match, shorten
 from kvflow.policy import EvictionClass, ServingCosts
 
 
@@ -48,8 +49,10 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.kept: Any = None
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         self.known: tuple[Any, int] | None = None
+        self._left: tuple[int, Any, tuple[Any, ...], dict[str, Any]] | None = None
+        self._locks: Locks | None = None
         super().__init__(params, components)
-        shorten(self)
+        self._locks = shorten(self)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
         self.own_order: Any = order.own
         self.coordinator.claims.on_ended = self._ended
@@ -80,10 +83,47 @@ class KvflowTreeCore(UnifiedTreeCore):
             params.key = KeyView.of(params.key)
         return super().begin_insert(params)
 
-    def _match_prefix_helper(self, key: Any, params: Any) -> Any:
-        if len(self.components) != 1 or self.is_eagle or key.is_bigram:
-            return super()._match_prefix_helper(key, params)
-        return match(self, key, params)
+    def match_prefix(self, params: Any) -> Any:
+        if self._locks is None or self.is_eagle or params.key.is_bigram:
+            return super().match_prefix(params)
+        return match(self, params)
+
+    @contextlib.contextmanager
+    def going_on(self, node: Any, tokens: int) -> Iterator[None]:
+        """Enter what a request has computed behind a node: insertions begin there, and its lock moves on from there.
+
+        Args:
+            node: where the path ends that the request holds.
+            tokens: length of that path.
+        """
+        self.known = node, tokens
+        try:
+            yield
+        finally:
+            self.known = None
+            self._let_go()
+
+    def dec_lock_ref(self, node_id: int, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.known is None or self._locks is None or self._left is not None or node_id != self.known[0].id:
+            return super().dec_lock_ref(node_id, params, *args, **kwargs)
+        self._left = node_id, params, args, kwargs  # the next lock takes over what it can
+        return DecLockRefResult()
+
+    def inc_lock_ref(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
+        if self._left is None or self._locks is None:
+            return super().inc_lock_ref(node_id, *args, **kwargs)
+        self._locks.known = self.node_by_id(self._left[0])
+        result = super().inc_lock_ref(node_id, *args, **kwargs)
+        if self._locks.met:
+            self._left = None
+        self._let_go()
+        return result
+
+    def _let_go(self) -> None:
+        """Let go of what no other lock has taken over."""
+        if self._left is not None:
+            (node_id, params, args, kwargs), self._left = self._left, None
+            super().dec_lock_ref(node_id, params, *args, **kwargs)
 
     def _update_evictable_leaf_sets(self, node: Any) -> None:
         if inner(node):

@@ -31,7 +31,7 @@ def go_ahead(core: Any, walk: Any, node: Any, end: int) -> None:
     """
     if len(core.components) != 1 or core.enable_external_cache_linker:
         return
-    if end > min(len(walk.key), walk.params.prev_prefix_len) or node is core.root_node or node.evicted:
+    if not len(node.key) <= end <= min(len(walk.key), walk.params.prev_prefix_len) or node.evicted:
         return
     if node.key.match_at(walk.key, end - len(node.key), core.page_size) < len(node.key):
         return  # cannot be, and would be a wrong answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -100,22 +99,18 @@ class KvflowRadixCache(UnifiedRadixCache):
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         if self.splicer is not None:
             self.splicer.computed(req, up_to)
-        with self._path_known(req):
+        with self._from_where_it_ends(req):
             super().checkpoint(req, up_to=self.publishable(req, up_to), **kwargs)
         if not self.disable:
             self._tagging.run(self._tag, req, default=None)
             self._tagging.run(self.commands.prompt, req, default=None)
             self.watch.computed(req)
 
-    @contextlib.contextmanager
-    def _path_known(self, req: Any) -> Iterator[None]:
-        """Let what is inserted begin where the path ends that a request holds."""
-        if req.lock is not None:
-            self.tree_core.known = self.tree_core.node_by_id(req.last_node), req.kv.cache_protected_len
-        try:
-            yield
-        finally:
-            self.tree_core.known = None
+    def _from_where_it_ends(self, req: Any) -> contextlib.AbstractContextManager[None]:
+        """Let what a request enters go on from the path that it holds."""
+        if req.lock is None:
+            return contextlib.nullcontext()
+        return self.tree_core.going_on(self.tree_core.node_by_id(req.last_node), req.kv.cache_protected_len)
 
     def publishable(self, req: Any, up_to: int) -> int:
         """How many of a request's first tokens other requests may see."""

@@ -9,23 +9,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE, get_and_increase_time_counter
+from sglang.srt.mem_cache.base_prefix_cache import MatchResult
+from sglang.srt.mem_cache.unified_cache.components import (
+    BASE_COMPONENT_TYPE,
+    FullComponent,
+    get_and_increase_time_counter,
+)
 
 _TICK = 1e-5
 """What SGLang's matching sets the times of use along a path apart by; much less than its clock's steps of 1."""
+_TELLS_VISITED = "last_visited_node_id" in MatchResult._fields  # since SGLang 0.5.23
 
 
-def match(core: Any, key: Any, params: Any) -> Any:
-    """Find the longest prefix of a key that is cached, as SGLang's ``_match_prefix_helper`` does.
+def match(core: Any, params: Any) -> Any:
+    """Find the longest prefix of a key that is cached, as SGLang's ``match_prefix`` does.
 
     Args:
         core: tree core whose nodes hold the base component alone, under keys that are not of bigrams.
-        key: in full pages, not empty.
-        params: of the request that asks.
+        params: the key, and who asks.
 
     Cost: O(nodes of the path), half a microsecond each, where SGLang's walk takes five.
     """
-    page_tokens, ids, end = core.page_size, key.token_ids, len(key)
+    page_tokens = core.page_size
+    key = params.key.page_aligned(page_tokens)
+    ids, end = key.token_ids, len(key)
+    if not end:
+        return core.empty_match_result
     node = device_node = core.root_node
     done = device_tokens = 0
     action = None
@@ -46,17 +55,27 @@ def match(core: Any, key: Any, params: Any) -> Any:
             device_node, device_tokens = child, device_tokens + tokens
         if not whole:
             break
-    return core._match_post_processor(
-        params,
-        [range(device_tokens)],  # of the values only the length is asked for
-        node if core.enable_hicache else device_node,
-        device_node,
-        1,
-        done,
-        action,
-        last_visited_node_id=node.id if node is not core.root_node else None,
-        device_validators=(),
+    _used(node)
+    visited = {"last_visited_node_id": node.id if done else None} if _TELLS_VISITED else {}
+    return MatchResult(
+        device_prefix_len=device_tokens,
+        last_device_node=device_node.id,
+        last_host_node=node.id,
+        best_match_node=node.id,
+        host_hit_length=done - device_tokens,
+        full_kv_hit_length=done,
+        cache_actions=[action] if action is not None else [],
+        **visited,
     )
+
+
+def _used(node: Any) -> None:
+    """Note that a node and all above it have been looked for."""
+    now = float(get_and_increase_time_counter())
+    while node is not None:
+        node.last_access_time = now
+        now -= _TICK
+        node = node.parent
 
 
 def _only_child(node: Any, key: Any, ids: Any, start: int, end: int) -> Any:
@@ -73,59 +92,54 @@ def _only_child(node: Any, key: Any, ids: Any, start: int, end: int) -> Any:
     return child if own.token_ids == ids[start:until] else None
 
 
-def shorten(core: Any) -> None:
-    """Let the base component of a tree core lock and count without calls.
+class Locks:
+    """Locks paths on the device, for a component whose methods these stand in for.
 
     Args:
-        core: its components have just been made.
-    """
-    for component in core.components:
-        if component.component_type is BASE_COMPONENT_TYPE:
-            component.value_len = _value_len
-            if len(core.components) == 1:
-                component.acquire_component_lock = _Lock(component).acquire
-                component.release_component_lock = _Lock(component).release
+        component: the base component of a tree core that has no other.
 
-
-class _Lock:
-    """Locks paths on the device. Only the lowest node there can be a leaf, so nobody else's place among them is asked.
-
-    Args:
-        component: the base component, whose methods these stand in for.
+    Attributes:
+        known: a node that is locked together with all above it by what this lock takes over; asked once.
+        met: the last path locked went through that node.
     """
 
     def __init__(self, component: Any) -> None:
         self._kind = type(component)
         self._component = component
+        self.known: Any = None
+        self.met = False
 
     def acquire(self, node: Any, result: Any, lock_host: bool = False) -> Any:
         """Lock a node and all above it."""
         if lock_host:
             return self._kind.acquire_component_lock(self._component, node, result, lock_host)
-        core = self._component.tree_core
-        root, tokens = core.root_node, 0
-        while node is not root and (data := node.component_data[BASE_COMPONENT_TYPE]).value is None:
-            data.lock_ref += 1
-            node = node.parent
-        core.evictable_device_leaves.discard(node)
-        while node is not root:
+        core, known = self._component.tree_core, self.known
+        root, leaves = core.root_node, core.evictable_device_leaves
+        tokens, on_device = 0, False
+        while node is not root and node is not known:
             data = node.component_data[BASE_COMPONENT_TYPE]
-            if not data.lock_ref:
-                tokens += data.value.numel()
+            if data.value is not None:
+                on_device = True
+                if not data.lock_ref:  # else it is no leaf, and counted
+                    tokens += data.value.numel()
+                    leaves.discard(node)
+            else:
+                assert not on_device, f"node {node.id} has left the device, and what is below it has not"
             data.lock_ref += 1
             node = node.parent
         core.component_evictable_size_[BASE_COMPONENT_TYPE] -= tokens
         core.component_protected_size_[BASE_COMPONENT_TYPE] += tokens
+        self.known, self.met = None, node is known
         result.delta = tokens
         return result
 
     def release(self, node: Any, params: Any, lock_host: bool = False) -> None:
-        """Let go of a node and all above it."""
+        """Let go of a node and all above it. What is above one on the device is a leaf of neither tier."""
         if lock_host:
             self._kind.release_component_lock(self._component, node, params, lock_host)
             return
         core = self._component.tree_core
-        root, tokens, above_device = core.root_node, 0, False
+        root, tokens, below = core.root_node, 0, False
         while node is not root:
             data = node.component_data[BASE_COMPONENT_TYPE]
             assert data.lock_ref > 0, f"node {node.id} is let go more often than it was locked"
@@ -133,12 +147,32 @@ class _Lock:
             on_device = data.value is not None
             if not data.lock_ref:
                 tokens += data.value.numel() if on_device else 0
-                if not above_device:
+                if not below:
                     core._update_evictable_leaf_sets(node)
-            above_device = on_device
+            below = on_device
             node = node.parent
         core.component_evictable_size_[BASE_COMPONENT_TYPE] += tokens
         core.component_protected_size_[BASE_COMPONENT_TYPE] -= tokens
+
+
+def shorten(core: Any) -> Locks | None:
+    """Let the base component of a tree core count without going through Python, and lock without calls.
+
+    Args:
+        core: its components have just been made.
+
+    Returns:
+        Locks of the base component; None where there are others, or it is not SGLang's own.
+    """
+    component = core.components_by_type[BASE_COMPONENT_TYPE]
+    if type(component) is not FullComponent:
+        return None
+    component.value_len = _value_len
+    if len(core.components) != 1:
+        return None
+    locks = Locks(component)
+    component.acquire_component_lock, component.release_component_lock = locks.acquire, locks.release
+    return locks
 
 
 def _value_len(node: Any) -> int:
@@ -151,13 +185,14 @@ def _value_len(node: Any) -> int:
 
 
 def inner(node: Any) -> bool:
-    """Whether a node can be a leaf of neither tier: it is the root, or on the device with one below it there too.
+    """Whether a node can be a leaf of neither tier: it is locked, or on the device with one below it there too.
 
-    SGLang asks this of every node of a path that is let go, three times a request, and by asking for much more. The
-    root may have thousands of children, most of them no longer on the device.
+    SGLang asks for much more. The root, which is always locked, may have thousands of children, most of them no longer
+    on the device.
     """
-    return node.parent is None or (
-        node.component_data[BASE_COMPONENT_TYPE].value is not None
+    data = node.component_data[BASE_COMPONENT_TYPE]
+    return data.lock_ref > 0 or (
+        data.value is not None
         and any(child.component_data[BASE_COMPONENT_TYPE].value is not None for child in node.children.values())
     )
 

@@ -63,7 +63,13 @@ def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     env |= {f"KVFLOW_COSTS__{name.upper()}": str(cost) for name, cost in costs.items()}
     context = _context(flags, "--flags") or spec.max_position
     return Engine(
-        model=str(model), flags=own, host_flags=sizes.host_flags, env=env, context_tokens=context, ready_s=180.0
+        model=str(model),
+        flags=own,
+        host_flags=sizes.host_flags,
+        env=env,
+        context_tokens=context,
+        token_bytes=spec.kv_bytes_per_token,
+        ready_s=180.0,
     )
 
 

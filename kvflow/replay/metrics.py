@@ -43,7 +43,8 @@ def measures(rounds: Sequence[Round]) -> dict[str, float]:
         "tokens_per_h": 3600 * sum(call.prompt_tokens + call.output_tokens for call in calls) / span_s,
         "prompt_tokens": sum(call.prompt_tokens for call in calls),
         "cached_device_tokens": sum(call.device_tokens for call in calls),
-        "loaded_tokens": sum(call.host_tokens for call in calls),
+        "host_hit_tokens": sum(call.host_tokens for call in calls),
+        "loaded_tokens": sum(map(_loaded_tokens, rounds)),
         "fetched_tokens": sum(call.storage_tokens for call in calls),
         "recomputed_tokens": sum(call.recomputed_tokens for call in calls),
         "late_p99_s": quantile(sorted(call.late_s for call in calls), 0.99) if calls else 0.0,
@@ -181,6 +182,14 @@ def _spent(rounds: Sequence[Round]) -> dict[str, float]:
         "decoded_s": sum(call.ended_s - (call.first_s or 0.0) for call in calls) / workflows,
         "tools_s": sum(tool.end_s - tool.start_s for each in rounds for tool in each.tools) / workflows,
     }
+
+
+def _loaded_tokens(seen: Round) -> int:
+    """What a server loaded from the host. Hits there are only what it loaded for requests that it had let in."""
+    if seen.loaded_tokens is not None:
+        return seen.loaded_tokens
+    counted: Any = seen.stats.get("load_back_tokens")
+    return sum(call.host_tokens for call in seen.calls if not call.error) if counted is None else int(counted)
 
 
 def _counted(rounds: Sequence[Round]) -> dict[str, float]:

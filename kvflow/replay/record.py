@@ -85,6 +85,7 @@ class Round:
         span_s: from the first arrival to the last end.
         answers: a digest of all that was answered.
         stall_s: time forward passes waited for load-backs; None where nobody measures that.
+        loaded_tokens: what came over the link from the host, for whatever reason; None where nobody measures that.
         server_cpu_s: processor time of the server's processes; None where they cannot be seen.
         client_cpu_s: of the clients' process.
         peak_memory_bytes: of the server's processes; None where they cannot be seen.
@@ -99,6 +100,7 @@ class Round:
     span_s: float = 0.0
     answers: str = ""
     stall_s: float | None = None
+    loaded_tokens: int | None = None
     server_cpu_s: float | None = None
     client_cpu_s: float | None = None
     peak_memory_bytes: int | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvflow.errors import ConfigError
+from kvflow.patches.cpu.link import DirectionStatistics
 from kvflow.replay.arms import Arm
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.connection import Connection
@@ -145,7 +146,7 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
     async with running.client(plan.timeout_s) as client:
         ready = await prepare(running, client, free=plan.free)
         page_tokens = _page_tokens(plan, running, ready)
-        stalled_s = running.stall_s()
+        before = running.link()
         began_s = time.perf_counter()
         connection = Connection(client, running.arm, free=plan.free, began_s=began_s, timeout_s=plan.timeout_s)
         player = Player(connection, seen, _contents(plan), plan.pace, page_tokens, answered)
@@ -156,9 +157,15 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
                 await reached(running, client, seen, connection.lost, connection.refused)
             if ready.kvflow:
                 await counted(client, seen)
-        if stalled_s is not None:
+        if before is not None:
             await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old
-            seen.stall_s = (running.stall_s() or 0.0) - stalled_s
+            _enter_loads(seen, before, running.link() or before, plan.engine.token_bytes)
+
+
+def _enter_loads(seen: Round, before: DirectionStatistics, after: DirectionStatistics, token_bytes: int | None) -> None:
+    seen.stall_s = after.stalled_s - before.stalled_s
+    if token_bytes is not None:
+        seen.loaded_tokens = round((after.copied_bytes - before.copied_bytes) / token_bytes)
 
 
 def _page_tokens(plan: Plan, running: Running, ready: Ready) -> int:

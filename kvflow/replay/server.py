@@ -16,7 +16,7 @@ import httpx
 from kvflow.client.server import KEEPALIVE_S
 from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
-from kvflow.patches.cpu.link import Direction
+from kvflow.patches.cpu.link import Direction, DirectionStatistics
 from kvflow.patches.cpu.publish import read_statistics
 from kvflow.replay.arms import Arm
 from kvflow.replay.forcing import FLAG, forced
@@ -45,6 +45,7 @@ class Engine:
         host_flags: those of the host tier, for arms that have one.
         env: variables, shared by all arms.
         context_tokens: longest context of the model; None if it is not known.
+        token_bytes: what a token of its takes on the link; None if that is not known.
         ready_s: how long a server may take to start.
     """
 
@@ -54,6 +55,7 @@ class Engine:
     host_flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     context_tokens: int | None = None
+    token_bytes: int | None = None
     ready_s: float = 600.0
 
 
@@ -79,11 +81,9 @@ class Running:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.AsyncClient(base_url=self.url, timeout=timeout_s, limits=limits, headers=headers, trust_env=False)
 
-    def stall_s(self) -> float | None:
-        """Seconds forward passes have waited for load-backs; None where nobody measures that."""
-        if self.link_path is None:
-            return None
-        return read_statistics(self.link_path)[Direction.HOST_TO_DEVICE].stalled_s
+    def link(self) -> DirectionStatistics | None:
+        """What has come from the host so far, and how long forward passes have waited for it; None if not measured."""
+        return None if self.link_path is None else read_statistics(self.link_path)[Direction.HOST_TO_DEVICE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

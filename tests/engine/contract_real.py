@@ -44,7 +44,7 @@ class Real:
             self.cache.coordinator.apply(operation)
         else:
             self.cache.coordinator.tick(operation)
-        self._settle()
+        self.settle()
         device = DEVICE_TOKENS - self._requests.allocator.available_size()
         controller = self.cache.cache_controller
         host = controller.mem_pool_host.size - controller.mem_pool_host.available_size() if controller else 0
@@ -66,7 +66,7 @@ class Real:
             self._requests.decode(req, token)
         self._requests.finish(req)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let every copy under way arrive."""
         cache = self.cache
         if cache.cache_controller is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
 from kvflow.patches import core as tree_core
@@ -46,7 +47,7 @@ def dumped(real: Real) -> list[Any]:
 def plain(real: Real) -> Real:
     """Have SGLang's own walks in one of two bodies."""
     core = real.cache.tree_core
-    for name in ("_match_prefix_helper", "_update_evictable_leaf_sets", "_advance_insert"):
+    for name in ("match_prefix", "inc_lock_ref", "dec_lock_ref", "_update_evictable_leaf_sets", "_advance_insert"):
         setattr(core, name, getattr(UnifiedTreeCore, name).__get__(core))
     for component in core.components:
         for name in ("acquire_component_lock", "release_component_lock", "value_len"):
@@ -78,6 +79,7 @@ def test_the_tree_is_the_same(
         whole.do(operation)
         assert dumped(short) == dumped(whole), operation
         assert short.log == whole.log
+        short.cache.sanity_check()
     assert skipped > 50
 
 
@@ -104,3 +106,27 @@ def test_children_of_the_root_are_not_gone_through(make_tree: Any) -> None:
     core._update_evictable_leaf_sets(core.root_node)
     assert core.root_node not in core.evictable_device_leaves
     assert core.root_node not in core.evictable_host_leaves
+
+
+def test_a_load_that_nobody_holds_leaves_only_its_end_to_evict(publish: Any) -> None:
+    real = Real("lru", Spelling(), host_ratio=1.5, args=publish(1.5), chunk_tokens=4 * PAGE)
+    for operation in Scenario(0, at_once=1).play(120):
+        real.do(operation)
+    cache = real.cache
+    on_host = [node for node in nodes(real) if node.evicted and node.backuped and node.parent.parent is not None]
+    below_a_leaf = [node for node in on_host if node.parent in cache.tree_core.evictable_device_leaves]
+    below_another = [node for node in on_host if node.parent in on_host]
+    assert below_a_leaf
+    assert below_another
+    for node in (below_a_leaf[0], below_another[0]):
+        cache.evict(EvictParams(num_tokens=4 * PAGE))  # room
+        if node.evicted:
+            assert cache.load_back(node.id)
+            cache.ready_to_load_host_cache()
+        assert not any(
+            data.lock_ref for leaf in cache.tree_core.evictable_device_leaves for data in leaf.component_data
+        )
+        real.settle()
+        cache.sanity_check()
+    cache.evict(EvictParams(num_tokens=1 << 16))
+    assert cache.full_evictable_size() == 0
