@@ -16,6 +16,7 @@ from kvflow.control.threads import Threads
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END
 from kvflow.hints import VERBS, DecodedFact, FeedbackFact, Outcome, Status, StepFact, ToolFact
+from kvflow.hints.models import FACT_MODELS, SEGMENTS_TYPE
 from kvflow.predict import WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
@@ -115,7 +116,7 @@ class ControlPlane:
     def count(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes by action type and status; foreign action types are counted together."""
         for outcome in outcomes:
-            known = outcome.action_type.startswith("kvflow.") or outcome.action_type in VERBS
+            known = outcome.action_type in (*FACT_MODELS, *VERBS, SEGMENTS_TYPE)
             self.outcome_counts[outcome.action_type if known else "other", outcome.status] += 1
 
     def expire(self) -> list[WorkflowUpdate]:
@@ -248,7 +249,7 @@ class ControlPlane:
         workflow = Workflow(
             workflow_id=fact.workflow_id,
             workflow_type=fact.workflow_type,
-            parent_id=fact.parent_workflow_id,
+            parent_id=None if fact.parent_workflow_id == fact.workflow_id else fact.parent_workflow_id,
             last_seen_s=self._clock(),
         )
         self._workflows[fact.workflow_id] = workflow

@@ -20,14 +20,17 @@ def target(claim: Claim) -> Node | None:
 
 
 def nearest(coordinator: Coordinator) -> list[Claim]:
-    """Claims with a context that will be used, the likeliest and soonest first; none of a program that is held.
+    """Claims with a context that will be used and is not on the device, the likeliest and soonest first.
 
-    Cost: O(claims).
+    None of a program that is held. Cost: O(claims).
     """
     clock = coordinator.claims.clock
     near = [
         claim
         for claim in coordinator.claims.expected()
-        if claim.likelihood >= LIKELY and not claim.held_s and target(claim) is not None
+        if claim.likelihood >= LIKELY
+        and not claim.held_s
+        and (end := target(claim)) is not None
+        and (end.evicted or not coordinator.cached(end))
     ]
     return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))

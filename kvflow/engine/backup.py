@@ -43,7 +43,9 @@ class BackupPlanner:
             nodes: where they end.
             until_s: not after this, on the control plane's clock.
         """
-        self._ordered |= dict.fromkeys(nodes, until_s)
+        now_s = self._coordinator.claims.clock.now_s
+        self._ordered |= {node: until_s for node in nodes if self._lacks(node)}
+        self._ordered = {node: due_s for node, due_s in self._ordered.items() if due_s > now_s and self._lacks(node)}
         self._decided = -1
 
     def cancel(self, nodes: Sequence[Node]) -> None:

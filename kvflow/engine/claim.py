@@ -37,6 +37,7 @@ class Claim:
         placed: that request has its memory, so that what counts is the use after it.
         pause_s: how long after that request has been answered, as far as known.
         held_s: how long the use will be put off, because other programs have their turn.
+        let_in_s: when its program's turn came last; the control plane's clock.
         tail_pending: its latest prompt had a dynamic tail that has not proved useful yet.
         tip: deepest node of its latest prompt.
         context_tokens: length of its latest prompt.
@@ -59,6 +60,7 @@ class Claim:
     pause_s: float | None = None
     placed: bool = False
     held_s: float = 0.0
+    let_in_s: float = 0.0
     tail_pending: bool = False
     tip: Node | None = None
     context_tokens: int = 0

@@ -93,6 +93,8 @@ class ClaimTable:
         """Take note of how long the turn of a live workflow's program is off; 0 once it has come."""
         for claim in self._workflows.get(workflow_id, {}).values():
             if claim.held_s != held_s:
+                if not held_s:
+                    claim.let_in_s = self.clock.now_s
                 claim.held_s = held_s
                 self.clock.version += 1
 

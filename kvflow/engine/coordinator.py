@@ -174,7 +174,7 @@ class Coordinator:
         clock = self.claims.clock
         if first:
             if held.since_s is not None and held.pause_s is not None:  # else others of the agent are under way too
-                clock.waited(clock.now_s - held.since_s)
+                clock.waited(clock.now_s - max(held.since_s, held.let_in_s))  # the rest is its program's wait
             clock.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
             held.role.stamp += 1
             held.stamp = held.role.stamp

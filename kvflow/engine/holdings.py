@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from kvflow.engine.claim import Claim
@@ -15,6 +15,9 @@ from kvflow.policy import ProgramView
 
 _TO_BE_USED = 0.5
 """Likelihood from which on a context's fixed prompt takes room: a program of a type of many agents uses few of them."""
+
+_MOST_IDLE_S = 5.0
+"""Of the time between two decisions counts for a program that asks for nothing."""
 
 
 @dataclass(slots=True)
@@ -58,11 +61,21 @@ class Program:
     held_since_s: float | None = None
 
     def passed(self, seconds: float) -> None:
-        """So much time has passed since it was last decided who may run, or since the program has begun."""
+        """So much time has passed since it was last decided who may run, or since the program has begun.
+
+        While it asks for nothing, a place serves it only as long as it may keep others waiting: between two decisions.
+        """
         if self.view.waiting and not self.view.admitted:
             self.view.held_s += seconds
-        else:
+        elif self.requests:
             self.view.served_s += seconds
+        elif self.view.admitted:
+            self.view.served_s += min(seconds, _MOST_IDLE_S)
+
+    @property
+    def took_s(self) -> float:
+        """Seconds from its first request to its last answer, but for those it was held."""
+        return (self.began_s if self.answered_s is None else self.answered_s) - self.began_s - self.view.held_s
 
 
 class Holdings:
@@ -107,19 +120,32 @@ class Holdings:
                 if claim.keeps_tail:
                     held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
         for request in program.requests.values():
-            key = (request.claim.workflow_id, request.claim.agent)
             if request.fixed_prompt is not None:
                 brought = request.fixed_prompt.parts(self._cached)
                 fixed |= brought
                 due_s |= dict.fromkeys(brought, 0.0)
-            own_tokens = request.tokens - self._fixed_tokens(request)
-            held[key] = max(held.get(key, 0.0), own_tokens + self._typical.generated_tokens)
+        asked = self._asked(program.requests.values())
+        held |= {key: max(held.get(key, 0.0), tokens) for key, tokens in asked.items()}
         view = program.view
         view.live_tokens, view.fixed_tokens, view.fixed_due_s = round(sum(held.values())), fixed, due_s
         view.back_s = back_s
         view.busy = any(request.running for request in program.requests.values())
         view.waiting = any(not request.running for request in program.requests.values())
         return bool(program.workflows)
+
+    def _asked(self, requests: Iterable[Request]) -> dict[tuple[str, str], float]:
+        """Tokens that requests take, without what is fixed, by workflow and agent.
+
+        Several of one agent at a time go on from its last context, which counts once.
+        """
+        asked: dict[tuple[str, str], float] = {}
+        for request in requests:
+            key = (request.claim.workflow_id, request.claim.agent)
+            known = self._claim(request) if key in asked else None
+            own_tokens = request.tokens - self._fixed_tokens(request)
+            common_tokens = known.tail_tokens if known is not None and known.context_tokens else 0
+            asked[key] = asked.get(key, 0.0) + max(0, own_tokens - common_tokens) + self._typical.generated_tokens
+        return asked
 
     def _claim(self, request: Request) -> Claim | None:
         return (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)

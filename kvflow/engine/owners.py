@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from kvflow.engine.claim import Claim
 from kvflow.engine.clock import Clock
 from kvflow.engine.roles import Role
-from kvflow.policy import EvictionClass, Rank, Standing
+from kvflow.policy import UNKNOWN, EvictionClass, Rank, Standing
 
 _PRUNE_FLOOR = 16
 _MAX_IDLE_ROLES = 64
@@ -77,6 +77,7 @@ class Owners:
         superseded: it was part of a state that a newer one has replaced.
         since_s: when a claim was entered last, replaced, or forgotten because it had ended; the control plane's clock.
         pins: commands to keep it, by tenant and tier.
+        used: some claim has been entered; else there is nothing but pins.
         rank: cached rank, valid while ``rank_version`` equals the version of the clock.
         cls: order class it was given with.
     """
@@ -87,6 +88,7 @@ class Owners:
     superseded: bool = False
     since_s: float = 0.0
     pins: dict[tuple[str, str], Pin] = field(default_factory=dict)
+    used: bool = False
     rank: Rank = (0.0, 0.0)
     cls: EvictionClass = EvictionClass.UNCLAIMED
     rank_version: int = -1
@@ -125,7 +127,7 @@ class Owners:
         Once a second workflow shares the node, the role alone stands for all of them: it already adds up its
         workflows, and the node's memory stays bounded however many workflows come.
         """
-        self.rank_version, self.since_s = -1, now_s
+        self.rank_version, self.since_s, self.used = -1, now_s, True
         role = claim.role
         mark = self.fixed.get(role)
         if mark is None:
@@ -145,7 +147,7 @@ class Owners:
 
     def hold_tail(self, claim: Claim, now_s: float) -> None:
         """Enter a claim whose dynamic tail covers the node."""
-        self.rank_version, self.since_s = -1, now_s
+        self.rank_version, self.since_s, self.used = -1, now_s, True
         self.superseded = False
         self.claims.setdefault(claim, False)
         self._prune()
@@ -173,9 +175,17 @@ class Owners:
 
         Cost: O(claims and roles), O(1) for another node in the tail of the same claim alone.
         """
+        if not self.used:
+            return UNKNOWN
         alone = self.alone()
         if alone is not None and alone.tail_standing is not None and alone.tail_standing[0] == clock.version:
             return alone.tail_standing[1]
+        standing = self._sum(clock)
+        if alone is not None and standing.rate_hz:  # else it depends on when this node was used
+            alone.tail_standing = clock.version, standing
+        return standing
+
+    def _sum(self, clock: Clock) -> Standing:
         fixed_steps = tail_steps = next_s = None
         rate_hz = probability = 0.0
         context_tokens = 0
@@ -208,7 +218,7 @@ class Owners:
             rate_hz += kept * (likelihood / claim_next_s)
             next_s = _least(next_s, claim_next_s)
             probability = max(probability, kept * likelihood)
-        standing = Standing(
+        return Standing(
             fixed_steps=fixed_steps,
             tail_steps=tail_steps,
             pinned=pinned,
@@ -220,9 +230,6 @@ class Owners:
             probability=probability,
             context_tokens=context_tokens,
         )
-        if alone is not None and rate_hz:  # else it depends on when this node was used
-            alone.tail_standing = clock.version, standing
-        return standing
 
     def alone(self) -> Claim | None:
         """The claim in whose tail the node is, if nobody else has anything to do with it."""

@@ -67,6 +67,7 @@ class Programs:
         self._running = 0
         self._changed = True
         self._settled_s = 0.0
+        self._retracted_s = -1.0
 
     @property
     def under_way(self) -> int:
@@ -135,11 +136,14 @@ class Programs:
             self._run(request, running=True)
 
     def retracted(self, key: Hashable) -> None:
-        """A request has lost its memory to others: less fits than was thought."""
+        """A request has lost its memory to others: less fits than was thought. All of one moment teach that once."""
         request = self._requests.get(key)
         if request is not None:
             self._run(request, running=False)
-        self._margin = min(_MOST_MARGIN, self._margin + _MARGIN_STEP)
+            now_s = self._claims.clock.now_s
+            if now_s > self._retracted_s:
+                self._margin = min(_MOST_MARGIN, self._margin + _MARGIN_STEP)
+            self._retracted_s = now_s
 
     def left(self, key: Hashable, generated_tokens: int) -> None:
         """A request has been answered or given up; the latter say nothing about how much is generated."""
@@ -148,6 +152,7 @@ class Programs:
             self._run(request, running=False)
             del request.program.requests[key]
             request.program.answered_s = self._claims.clock.now_s
+            request.program.view.waiting = any(not one.running for one in request.program.requests.values())
             if generated_tokens:
                 self._typical.answered(generated_tokens)
             self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
@@ -181,7 +186,8 @@ class Programs:
         for name, program in [*self._programs.items()]:
             at_stake = program.requests or program.view.admitted
             if (at_stake or now_s - program.looked_s >= _LOOK_S) and not self._holdings.look(program):
-                self._typical.ended(program.view.served_s)
+                if program.answered_s is not None:
+                    self._typical.ended(program.took_s)
                 del self._programs[name]
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens

@@ -63,8 +63,11 @@ class Gate:
 
     def left(self, req: Any) -> None:
         """A request has given its memory back: answered, aborted, or to start again."""
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
         if req.finished():
-            self._guard.run(self.programs.left, req.rid, len(req.output_ids), default=None)
+            generated_tokens = 0 if isinstance(req.finished_reason, FINISH_ABORT) else len(req.output_ids)
+            self._guard.run(self.programs.left, req.rid, generated_tokens, default=None)
         else:
             self._guard.run(self.programs.retracted, req.rid, default=None)
 

@@ -86,9 +86,12 @@ def on_prompt(front: Front, items: Sequence[DecodedCommand], step: StepFact | No
 def outcomes(front: Front, admission: Admission) -> list[Outcome]:
     """What has become of a request's commands, as far as is known."""
     task, prompt = admission.commands, admission.prompt
-    if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+    if task is None or task.cancelled() or (task.done() and task.exception() is not None):
         return []
-    result = list(task.result())
+    if task.done():
+        result = list(task.result())
+    else:
+        result = [_outcome(each, Status.DEFERRED, "not known when the answer was") for each in admission.asked]
     if prompt is not None and prompt.answers:
         places = [place for place, item in enumerate(prompt.items) if isinstance(item.command.target, PromptTarget)]
         for place, answers in zip(places, zip(*prompt.answers, strict=True), strict=True):
@@ -114,7 +117,8 @@ async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_requ
         try:
             replicas = await front.ask("commands", commands=[asdict(command) for command in resolved])
         except ServerUnavailableError as error:
-            found |= {index: _outcome(commands[index], Status.REJECTED, str(error)) for index in sent}
+            told = f"{error}; it may still be carried out"
+            found |= {index: _outcome(commands[index], Status.DEFERRED, told) for index in sent}
         else:
             problem = "; ".join(sorted({answer.error for answer in replicas if answer.error}))
             for place, index in enumerate(sent):

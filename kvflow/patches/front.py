@@ -18,7 +18,7 @@ from kvflow import config
 from kvflow.control import ControlPlane
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
-from kvflow.hints import DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
+from kvflow.hints import DecodedCommand, DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
 from kvflow.hints import envelope as new_envelope
 from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
 from kvflow.patches import claim, commands_http
@@ -42,13 +42,15 @@ class Admission:
     Attributes:
         envelope: its hints with the claim in place; None if they were malformed and we are lenient.
         step: the step it belongs to, if any.
-        commands: what becomes of the commands it carries.
+        asked: the commands it carries.
+        commands: what becomes of them.
         prompt: those on its prompt, if there are any.
         reuses: whether it asks for reuse.
     """
 
     envelope: dict[str, Any] | None = None
     step: StepFact | None = None
+    asked: Sequence[DecodedCommand] = ()
     commands: asyncio.Task[list[Outcome]] | None = None
     prompt: commands_http.PromptCommands | None = None
     reuses: bool = False
@@ -133,7 +135,14 @@ class Front:
         if prompt is not None:
             self._prompts[prompt.key] = prompt
             self.terms.begin()
-        return Admission(envelope=carried, step=step, commands=commands, prompt=prompt, reuses=reuse is not None)
+        return Admission(
+            envelope=carried,
+            step=step,
+            asked=decoded.commands,
+            commands=commands,
+            prompt=prompt,
+            reuses=reuse is not None,
+        )
 
     def infer(self, prompt: Sequence[int], namespace: str, kind: str, marks: Sequence[str]) -> Admission:
         """Take a request that says nothing of itself, see :meth:`~kvflow.control.threads.Threads.asks`."""

@@ -56,7 +56,7 @@ def match(core: Any, params: Any) -> Any:
         if not whole:
             break
     _used(node)
-    visited = {"last_visited_node_id": node.id if done else None} if _TELLS_VISITED else {}
+    visited: dict[str, Any] = {"last_visited_node_id": node.id if done else None} if _TELLS_VISITED else {}
     return MatchResult(
         device_prefix_len=device_tokens,
         last_device_node=device_node.id,

@@ -33,6 +33,7 @@ class Watch:
         self._chunk_tokens = chunk_tokens or _WHOLE_PROMPT
         self._in_use: Counter[int] = Counter()
         self._watching = Guard("guard")
+        self._using = Guard("prefetch")  # what it tells decides what is loaded, on every rank alike
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 
     def looked_up(self, req: Any) -> None:
@@ -43,6 +44,7 @@ class Watch:
     def computed(self, req: Any) -> None:
         """Another chunk of a request has been computed."""
         self._watching.run(self._compare, req, default=None)
+        self._using.run(self._use, req, default=None)
         self._counting.run(self._count, req, default=None)
 
     def left(self, req: Any, checkpointed: bool) -> None:
@@ -90,6 +92,12 @@ class Watch:
             rest = self._rest_tokens(len(tokens))
         self._cache.trust.ended(req.rid, whole, self.memory(), rest)
 
+    def _use(self, req: Any) -> None:
+        """Tell what was loaded ahead that it is used, as often as hits are counted."""
+        if self._cache.prefetch is not None and getattr(req, "_kvflow_used", None) != req.retraction_count:
+            req._kvflow_used = req.retraction_count
+            self._cache.prefetch.used([node for node, _ in self._cache.path_of(req)])
+
     def _count(self, req: Any) -> None:
         """Count a request's hits once its first chunk has been computed, and again after every retraction."""
         cache = self._cache
@@ -102,8 +110,6 @@ class Watch:
         claim, stalled_s = claim_of(req), stall.of(req)
         if claim is not None and stalled_s > 0:
             cache.journal.stalled(claim.workflow_id, claim.agent, req.rid, stalled_s)
-        if cache.prefetch is not None:
-            cache.prefetch.used([node for node, _ in cache.path_of(req)])
         if counted is not None:
             cache.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return

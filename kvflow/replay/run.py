@@ -159,13 +159,13 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
                 await counted(client, seen)
         if before is not None:
             await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old
-            _enter_loads(seen, before, running.link() or before, plan.engine.token_bytes)
+            _enter_loads(seen, before, running.link() or before, plan.engine)
 
 
-def _enter_loads(seen: Round, before: DirectionStatistics, after: DirectionStatistics, token_bytes: int | None) -> None:
+def _enter_loads(seen: Round, before: DirectionStatistics, after: DirectionStatistics, engine: Engine | None) -> None:
     seen.stall_s = after.stalled_s - before.stalled_s
-    if token_bytes is not None:
-        seen.loaded_tokens = round((after.copied_bytes - before.copied_bytes) / token_bytes)
+    if engine is not None and engine.token_bytes is not None:
+        seen.loaded_tokens = round((after.copied_bytes - before.copied_bytes) / engine.token_bytes)
 
 
 def _page_tokens(plan: Plan, running: Running, ready: Ready) -> int:

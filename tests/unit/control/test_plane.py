@@ -287,3 +287,16 @@ def test_a_workflow_is_its_programs_tenants_or_else_of_the_first_that_a_step_of_
     take(plane, StepFact(workflow_id="w", workflow_type="review", agent="test"))
     take(plane, StepFact(workflow_id="child", workflow_type="review", agent="plan", parent_workflow_id="w"))
     assert (plane.tenant_of("w"), plane.tenant_of("child"), plane.tenant_of("nobody")) == ("one", "one", "")
+
+
+def test_a_workflow_that_calls_itself_its_parent_has_none(plane: ControlPlane, clock: Clock) -> None:
+    take(plane, step("plan", "w", parent_workflow_id="w"))
+    clock.now_s += 10 * plane._settings.intake.workflow_idle_s
+    plane.expire()
+    assert len(plane) == 0
+
+
+def test_actions_that_nobody_knows_are_counted_together(plane: ControlPlane) -> None:
+    outcomes = [Outcome(action_id="", action_type=f"kvflow.{name}", status=Status.UNSUPPORTED) for name in "abc"]
+    plane.count(outcomes)
+    assert plane.outcome_counts == {("other", Status.UNSUPPORTED): 3}

@@ -88,3 +88,12 @@ def test_what_has_left_is_not_copied() -> None:
     table.expect(due_s=2.0)
     table.node.evicted = True
     assert table.next() is None
+
+
+def test_orders_for_what_has_a_copy_or_is_over_are_not_kept() -> None:
+    table = Table()
+    table.planner.order([Node(100, Node(), backuped=True)], until_s=9.0)
+    table.planner.order([table.node], until_s=1.0)
+    table.coordinator.tick(2.0)
+    table.planner.order([Node(100, Node(), backuped=False)], until_s=9.0)
+    assert len(table.planner._ordered) == 1

@@ -337,3 +337,15 @@ def test_without_a_host_tier_nothing_is_retained_or_loaded() -> None:
     server.own["a"].evicted = True
     assert server("kv.retain").status == "rejected"
     assert server("kv.prefetch").status == "unsupported"
+
+
+@pytest.mark.parametrize("verb", ["kv.pin", "kv.retain"])
+def test_what_nobody_claims_is_unclaimed_again_after_its_pin(server: Server, verb: str) -> None:
+    node = Node(10, server.root)
+    command = KvCommand(verb=verb, ttl_s=5.0)
+    assert server.commands.on_prompt(command, [(node, 10)]).status == "accepted"
+    server.time(1000.0)
+    assert server.coordinator.class_of(node) is EvictionClass.UNCLAIMED
+    plain = Node(10, server.root)
+    assert server.coordinator.rank(node) == server.coordinator.rank(plain)
+    assert not server.coordinator.unwanted(node)

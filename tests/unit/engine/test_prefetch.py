@@ -282,3 +282,12 @@ def test_what_can_leave_for_them_counts_unless_the_load_hangs_below_it() -> None
     table.fixed["b"].locked = False
     table.time(10.15)
     assert table.load().anchor is tail
+
+
+def test_contexts_that_are_there_do_not_keep_one_that_is_not_from_being_looked_at(table: Table) -> None:
+    table.free_tokens = 300
+    for number in range(40):
+        table.say(f"there {number}", a=0.1)
+    table.evict("b")
+    table.say("w", b=0.4)
+    assert table.load().anchor is table.fixed["b"]
