@@ -22,7 +22,12 @@ def gate() -> Gate:
 def request(name: str, workflow: str | None = None) -> SimpleNamespace:
     claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a") if workflow else None
     return SimpleNamespace(
-        rid=name, _kvflow_claim=claim, origin_input_ids=[0] * 40_000, output_ids=[0], finished=lambda: True
+        rid=name,
+        _kvflow_claim=claim,
+        origin_input_ids=[0] * 40_000,
+        output_ids=[0],
+        finished=lambda: True,
+        finished_reason=None,
     )
 
 
