@@ -31,7 +31,13 @@ NAMES = {
 
 ARMS = {"kvflow": "kvflow", "kvflow-infer": "without hints", "kvflow-fcfs": "without admission", "lpm": "SGLang `lpm`"}
 """Those that are compared with `lru`, as tables call them."""
-WORK = {"stall_s": "stall", "recomputed_tokens": "recomputed tokens", "loaded_tokens": "loaded tokens"}
+WORK = {
+    "stall_s": "stall",
+    "queue_mean_s": "queueing, mean",
+    "recomputed_tokens": "recomputed tokens",
+    "latency_p99_s": "step p99",
+    "ttft_p99_s": "first token p99",
+}
 """What servers spent, by its name among the measures."""
 
 
@@ -68,15 +74,17 @@ def _times(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
 def _work(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     arms = {"lru": "`lru`", **{name: ARMS[name] for name in ("kvflow", "kvflow-infer", "lpm")}}
     lines = [
-        "| | " + " | ".join(f"{what}: {', '.join(arms.values())}" for what in WORK.values()) + " | same answers | of |",
-        "|---|" + "---:|" * len(WORK) + "---|---|",
+        "| " + ", ".join(arms.values()) + " | " + " | ".join(WORK.values()) + " | on the device | of |",
+        "|---|" + "---:|" * (len(WORK) + 1) + "---|",
     ]
     for _, result in results:
         for load in result["loads"]:
             measures = {arm["name"]: arm["measures"] for arm in load["arms"]}
             amounts = [", ".join(_amount(measures[arm][key], key) for arm in arms if arm in measures) for key in WORK]
-            same = "yes" if load["identical_tokens"] else "**no**"
-            lines.append(f"| {_title(result, load)} | {' | '.join(amounts)} | {same} | {result['git']['commit'][:8]} |")
+            notes = result["settings"]["notes"]
+            share = f"{notes['device_tokens'] / notes['live_tokens']:.0%}"
+            cells = [_title(result, load), *amounts, share, result["git"]["commit"][:8]]
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -79,7 +79,10 @@ class Player:
         run = _Run(self, program, workflow_id)
         started_s = self.connection.now_s()
         await run.thread(MAIN_THREAD, started_s)
-        await asyncio.gather(*run.threads.values())
+        awaited = 0
+        while awaited < len(run.threads):  # threads that nobody joins may begin others
+            awaited = len(run.threads)
+            await asyncio.gather(*run.threads.values())
         await self.connection.over(workflow_id)
         self.seen.workflows.append(
             WorkflowRecord(

@@ -145,7 +145,7 @@ class Threads:
     def _spawn(self, lane: _Lane, things: Sequence[Work], at_s: float) -> None:
         children: list[str] = []
         for thing in things:
-            child = self._lane(thing.agent, dict(lane.known), at_s)
+            child = self._lane(thing.agent, dict(lane.known), lane.free_s)
             children.append(child.thread)
             self._add(
                 lane, at_s, Spawn(workflow=self._workflow, thread=lane.thread, t=self._t(at_s), child=child.thread)

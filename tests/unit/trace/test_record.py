@@ -305,6 +305,8 @@ async def test_the_openai_client_is_recorded_and_what_runs_side_by_side_is_too(f
         await client.chat.completions.create(model="m", messages=system_and(str(number)))  # type: ignore[arg-type]
 
     async with kvflow.workflow("demo"):
+        await worker(0)
+        await asyncio.sleep(0.2)
         await asyncio.gather(*(worker(number) for number in range(3)))
         async with kvflow.step("streamer"):
             stream = await client.chat.completions.create(model="m", messages=system_and("s"), stream=True)  # type: ignore[call-overload]
@@ -313,9 +315,10 @@ async def test_the_openai_client_is_recorded_and_what_runs_side_by_side_is_too(f
     kvflow.uninstrument(client)
     assert "_process_response" not in vars(client)
     events = read(facts)
-    expected = "spawn spawn spawn llm_call@worker llm_call@worker#2 llm_call@worker#3 join join join llm_call"
+    expected = "llm_call spawn spawn spawn llm_call@worker llm_call@worker#2 llm_call@worker#3 join join join llm_call"
     assert shape(events) == expected
-    assert [call.output_tokens for call in calls(events)] == [11, 11, 11, 0]
+    assert [call.output_tokens for call in calls(events)] == [11, 11, 11, 11, 0]
+    assert all(0.2 <= (call.delay_s or 0.0) < 1.0 for call in calls(events)[1:4]), "what was before it"
 
 
 def test_errors_while_recording_do_not_reach_the_program(
