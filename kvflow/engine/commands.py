@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,6 +118,13 @@ class Commands:
     def execute(self, command: KvCommand) -> Answer:
         """Execute a command on what a workflow, or one of its agents, has computed last."""
         claims = self._coordinator.claims.of(command.workflow_id or "")
+        lifted = self._lift(command, live=claims is not None) if command.verb == "kv.release" else 0
+        answer = self._execute(command, claims)
+        if lifted:
+            return Answer(status="accepted", tokens=lifted + answer.tokens)
+        return answer
+
+    def _execute(self, command: KvCommand, claims: Mapping[str, Claim] | None) -> Answer:
         if claims is None:
             return Answer(status="missing", reason="no such workflow is live")
         chosen = list(claims.values())
@@ -218,6 +225,7 @@ class Commands:
                 max(until_s, before.until_s) if before else until_s,
                 max(command.priority, before.priority) if before else command.priority,
                 on_device=tier is Tier.DEVICE,
+                asked=(before.asked if before else frozenset()) | {(command.workflow_id, command.agent)},
             )
             owners = node.owners = node.owners or Owners(_end_tokens(node))
             owners.pins[command.tenant, tier] = pinned[node]
@@ -324,6 +332,25 @@ class Commands:
             return True
         others = any(claim.expected for claim in owners.claims if claim not in leaving.claims)
         return others or any(set(role.claims) - leaving.claims for role in owners.fixed)
+
+    def _lift(self, command: KvCommand, *, live: bool) -> int:
+        """Lift what was pinned for a workflow or an agent, be it over by now or its context another; tokens of that.
+
+        Whose a workflow was is no longer known once it is over.
+        """
+        freed = 0
+        for (tenant, tier), pinned in self._pinned.items():
+            if live and tenant != command.tenant:
+                continue
+            for node, pin in [*pinned.items()]:
+                own = {
+                    (workflow, agent)
+                    for workflow, agent in pin.asked
+                    if workflow == command.workflow_id and command.agent in (None, agent)
+                }
+                if own == pin.asked and self._unpin(tenant, Tier(tier), node):
+                    freed += len(node.key)
+        return freed
 
     def _release(self, tenant: str, nodes: list[Node]) -> Answer:
         """Lift what this tenant has pinned; others' pins on the same nodes stay."""

@@ -59,11 +59,13 @@ class Pin:
         until_s: on the control plane's clock.
         priority: 0 to 100; the lowest leaves first.
         on_device: keep it on the device, not only somewhere.
+        asked: workflows and agents it was asked for.
     """
 
     until_s: float
     priority: int
     on_device: bool
+    asked: frozenset[tuple[str | None, str | None]] = frozenset()
 
 
 @dataclass(slots=True)

@@ -349,3 +349,24 @@ def test_what_nobody_claims_is_unclaimed_again_after_its_pin(server: Server, ver
     plain = Node(10, server.root)
     assert server.coordinator.rank(node) == server.coordinator.rank(plain)
     assert not server.coordinator.unwanted(node)
+
+
+def test_release_lifts_the_pins_of_a_workflow_that_is_over_or_has_gone_on(server: Server) -> None:
+    server("kv.pin", "a", tenant="t")
+    server.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", retired=True))
+    assert server("kv.release", "a") == Answer(status="accepted", tokens=160)
+    assert server("kv.release", "a").status == "missing"
+    server.workflow("v", "a")
+    assert server("kv.pin", "a", "v", tenant="t").status == "accepted", "they count for nothing any more"
+    server.own["a"] = Node(60, server.root)
+    server.workflow("v", "a")
+    assert server("kv.release", "a", "v", tenant="t").tokens >= 160
+    assert not any(node.owners.pins for node in (server.shared, *server.own.values()) if node.owners)
+
+
+def test_release_leaves_what_others_asked_for_too(server: Server) -> None:
+    server("kv.pin", "a")
+    server("kv.pin", "b")
+    assert server("kv.release", "a").status == "accepted"
+    assert server.own["b"].owners is not None
+    assert server.own["b"].owners.pins
