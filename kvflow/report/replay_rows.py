@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from kvflow.report.amounts import NOTHING, amounts, factor
 from kvflow.report.replay_record import Against, LoadRecord, ReplayRecord
 from kvflow.report.simulation_rows import Cell, Row
 from kvflow.report.verdict import Verdict
 
+_FEW_PAIRS = 8
+"""An interval drawn from fewer is not much more than their range."""
 MEASURES = (
     ("completion_mean_s", "workflow completion mean", "s"),
     ("completion_p50_s", "workflow completion p50", "s"),
@@ -99,6 +103,11 @@ def headline(record: ReplayRecord) -> str:
     return f"Workflows with {arm.name} take {found.ratio:.2f}x {between} as long as with {first.name}: {word}"
 
 
+def _fewest_pairs(load: LoadRecord) -> float:
+    found = [arm.against_first.get("completion_s") for arm in load.arms]
+    return min((each.pairs for each in found if each is not None), default=inf)
+
+
 def cautions(record: ReplayRecord) -> tuple[str, ...]:
     """Return what must be known before any number is believed."""
     found: list[str] = []
@@ -118,6 +127,9 @@ def cautions(record: ReplayRecord) -> tuple[str, ...]:
             found.append(
                 f"{load.title}: the client itself was late by up to {late_s:.2f} s; it may be what was measured."
             )
+        pairs = _fewest_pairs(load)
+        if pairs < _FEW_PAIRS:
+            found.append(f"{load.title}: intervals are of {pairs} programs, and hardly more than their range.")
         if load.rounds < 2:
             found.append(f"{load.title}: there was one round only, so nothing is known of what differs between rounds.")
     return tuple(found)
