@@ -11,7 +11,8 @@ from kvflow.engine.accounting import Tier
 from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
-from kvflow.engine.owners import Owners, Pin
+from kvflow.engine.owners import Pin
+from kvflow.engine.pins import Pins, end_tokens
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Prefetcher
 from kvflow.hints.commands import Verb
@@ -111,14 +112,13 @@ class Commands:
         self._backups = backups
         self._leaving: list[_Leaving] = []
         self._loading: dict[tuple[str, tuple[Node, ...]], _Loading] = {}
-        self._pinned: dict[tuple[str, str], dict[Node, Pin]] = {}
-        self._sweep_s = math.inf
+        self._pins = Pins(coordinator)
         coordinator.on_split = self._split
 
     def execute(self, command: KvCommand) -> Answer:
         """Execute a command on what a workflow, or one of its agents, has computed last."""
         claims = self._coordinator.claims.of(command.workflow_id or "")
-        lifted = self._lift(command, live=claims is not None) if command.verb == "kv.release" else 0
+        lifted = self._let_go(command, live=claims is not None) if command.verb == "kv.release" else 0
         answer = self._execute(command, claims)
         if lifted:
             return Answer(status="accepted", tokens=lifted + answer.tokens)
@@ -156,8 +156,7 @@ class Commands:
 
     def tick(self) -> list[tuple[KvCommand, Answer]]:
         """Time has passed: forget pins that are over, carry out what had to wait; returns what has become of that."""
-        if self._coordinator.claims.clock.now_s >= self._sweep_s:
-            self._sweep()
+        self._pins.tick()
         waiting, self._leaving = self._leaving, []
         answers = [(each.command, self._leave(each)) for each in waiting]
         for key, loading in [*self._loading.items()]:
@@ -169,7 +168,7 @@ class Commands:
 
     def flushed(self) -> None:
         """The cache has been flushed."""
-        self._pinned.clear()
+        self._pins.clear()
         self._leaving.clear()
         self._loading.clear()
 
@@ -195,43 +194,21 @@ class Commands:
         return self._release(command.tenant, nodes)
 
     def _pin(self, command: KvCommand, nodes: list[Node]) -> Answer:
-        """Pin from the root down, as far as the tenant's budget goes: what is above is of use without what is below."""
+        """Pin as far as the tenant's budget goes."""
         clock = self._coordinator.claims.clock
         tier = Tier.HOST if command.verb == "kv.retain" else Tier(command.tier)
         capacity = self._capacity()
-        room = capacity.tenant_share * (capacity.device_tokens if tier is Tier.DEVICE else capacity.host_tokens)
-        if tier is Tier.HOST and not capacity.host_tokens:
+        tier_tokens = capacity.device_tokens if tier is Tier.DEVICE else capacity.host_tokens
+        if not tier_tokens:
             return Answer(status="rejected", reason="this server has no host tier")
-        pinned = self._pinned.setdefault((command.tenant, tier), {})
-        self._forget_expired(pinned)
-        room -= sum(len(node.key) for node in pinned)
         until_s = clock.now_s + command.ttl_s
-        self._sweep_s = min(self._sweep_s, until_s)
-        wanted = kept = 0
-        held: list[Node] = []
-        full = False
-        for node in sorted(nodes, key=_end_tokens):
-            tokens = len(node.key)
-            wanted += tokens
-            cost = 0 if node in pinned else tokens
-            full = full or cost > room
-            if full:
-                continue
-            room -= cost
-            kept += tokens
-            held.append(node)
-            before = pinned.get(node)  # a shared node is kept as long, and as firmly, as any of its pins say
-            pinned[node] = Pin(
-                max(until_s, before.until_s) if before else until_s,
-                max(command.priority, before.priority) if before else command.priority,
-                on_device=tier is Tier.DEVICE,
-                asked=(before.asked if before else frozenset()) | {(command.workflow_id, command.agent)},
-            )
-            owners = node.owners = node.owners or Owners(_end_tokens(node))
-            owners.pins[command.tenant, tier] = pinned[node]
+        asked = {(command.workflow_id, command.agent): until_s}
+        pin = Pin(until_s, command.priority, on_device=tier is Tier.DEVICE, asked=asked)
+        held = self._pins.pin(command.tenant, tier, nodes, pin, capacity.tenant_share * tier_tokens)
         clock.version += 1
         if tier is Tier.HOST and self._backups is not None:
             self._backups.order(_tips(held), until_s)
+        wanted, kept = (sum(len(node.key) for node in some) for some in (nodes, held))
         if not kept:
             return Answer(status="rejected", reason=f"the tenant has pinned all it may of the {tier}")
         if kept < wanted:
@@ -240,34 +217,12 @@ class Commands:
             )
         return Answer(status="accepted", tokens=kept)
 
-    def _unpin(self, tenant: str, tier: Tier, node: Node) -> bool:
-        self._pinned.get((tenant, tier), {}).pop(node, None)
-        return node.owners is not None and node.owners.pins.pop((tenant, tier), None) is not None
-
     def _split(self, upper: Node, lower: Node) -> None:
-        """A node has been divided: what holds for it holds for both halves, and both count."""
-        for key in upper.owners.pins if upper.owners is not None else ():
-            pinned = self._pinned.get(key, {})
-            if lower in pinned:
-                pinned[upper] = pinned[lower]
+        """A node has been divided: what holds for it holds for both halves."""
+        self._pins.split(upper, lower)
         for waiting in (*self._leaving, *self._loading.values()):
             if lower in waiting.nodes:
                 waiting.nodes.append(upper)
-
-    def _sweep(self) -> None:
-        for key, pinned in list(self._pinned.items()):
-            self._forget_expired(pinned)
-            if not pinned:
-                del self._pinned[key]
-        pins = [pin.until_s for pinned in self._pinned.values() for pin in pinned.values()]
-        self._sweep_s = min(pins, default=math.inf)
-
-    def _forget_expired(self, pinned: dict[Node, Pin]) -> None:
-        now_s = self._coordinator.claims.clock.now_s
-        for node in [
-            node for node, pin in pinned.items() if pin.until_s <= now_s or not self._coordinator.cached(node)
-        ]:
-            del pinned[node]
 
     def _prefetch(self, command: KvCommand, nodes: list[Node], claims: set[Claim]) -> Answer:
         missing = sum(len(node.key) for node in nodes if node.evicted)
@@ -304,7 +259,7 @@ class Commands:
         """From the leaves up, as far as nobody else is known to use them; again later if a copy is under way."""
         gone = shared = 0
         nodes = leaving.nodes = [node for node in leaving.nodes if self._coordinator.cached(node)]
-        for node in sorted(nodes, key=_end_tokens, reverse=True):
+        for node in sorted(nodes, key=end_tokens, reverse=True):
             if node.evicted:
                 continue
             if self._wanted_by_others(node, leaving):
@@ -333,49 +288,41 @@ class Commands:
         others = any(claim.expected for claim in owners.claims if claim not in leaving.claims)
         return others or any(set(role.claims) - leaving.claims for role in owners.fixed)
 
-    def _lift(self, command: KvCommand, *, live: bool) -> int:
+    def _let_go(self, command: KvCommand, *, live: bool) -> int:
         """Lift what was pinned for a workflow or an agent, be it over by now or its context another; tokens of that.
 
-        Whose a workflow was is no longer known once it is over.
+        Whose a workflow was is no longer known once it is over; then its orders are taken back, too.
         """
-        freed = 0
-        for (tenant, tier), pinned in self._pinned.items():
-            if live and tenant != command.tenant:
-                continue
-            for node, pin in [*pinned.items()]:
-                own = {
-                    (workflow, agent)
-                    for workflow, agent in pin.asked
-                    if workflow == command.workflow_id and command.agent in (None, agent)
-                }
-                if own == pin.asked and self._unpin(tenant, Tier(tier), node):
-                    freed += len(node.key)
-        return freed
+        nodes = self._pins.lift(command.workflow_id, command.agent, command.tenant if live else None)
+        if not live:
+            for (tenant, tips), loading in [*self._loading.items()]:
+                ordered = loading.command
+                if ordered.workflow_id == command.workflow_id and command.agent in (None, ordered.agent):
+                    self._take_back(tenant, [*tips])
+        if self._backups is not None:
+            self._backups.cancel([node for node in nodes if not _retained(node)])
+        self._coordinator.claims.clock.version += 1
+        return sum(len(node.key) for node in nodes)
+
+    def _take_back(self, tenant: str, nodes: list[Node]) -> int:
+        """Cancel a tenant's orders to load any of these; how many there were."""
+        for key in [key for key in self._loading if key[0] == tenant and not set(key[1]).isdisjoint(nodes)]:
+            del self._loading[key]
+        return self._prefetcher.cancel(nodes, tenant) if self._prefetcher is not None else 0
 
     def _release(self, tenant: str, nodes: list[Node]) -> Answer:
         """Lift what this tenant has pinned; others' pins on the same nodes stay."""
         freed = 0
         for node in nodes:
-            tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if self._unpin(tenant, tier, node)]
+            tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if self._pins.unpin(tenant, tier, node)]
             freed += len(node.key) if tiers else 0
-        cancelled = self._prefetcher.cancel(nodes, tenant) if self._prefetcher is not None else 0
-        for key in [key for key in self._loading if key[0] == tenant and not set(key[1]).isdisjoint(nodes)]:
-            del self._loading[key]
+        cancelled = self._take_back(tenant, nodes)
         if self._backups is not None:
             self._backups.cancel([node for node in nodes if not _retained(node)])
         self._coordinator.claims.clock.version += 1
         if not (freed or cancelled):
             return Answer(status="missing", reason="nothing of it was pinned, retained or ordered")
         return Answer(status="accepted", tokens=freed)
-
-
-def _end_tokens(node: Node) -> int:
-    """Position of a node's last token + 1."""
-    tokens = 0
-    while node.parent is not None:
-        tokens += len(node.key)
-        node = node.parent
-    return tokens
 
 
 def _retained(node: Node) -> bool:

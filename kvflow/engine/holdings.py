@@ -17,7 +17,7 @@ _TO_BE_USED = 0.5
 """Likelihood from which on a context's fixed prompt takes room: a program of a type of many agents uses few of them."""
 
 _MOST_IDLE_S = 5.0
-"""Of the time between two decisions counts for a program that asks for nothing."""
+"""Of a pause between two decisions counts for a program that asks for nothing."""
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class Request:
         tokens: length of its prompt.
         fixed_prompt: the fixed part of it; None if that cannot be told yet.
         arrived_s: when it came.
+        common_tokens: what it has in common with requests of its agent that came with it: what they go on from.
         running: it has been given its memory.
     """
 
@@ -36,6 +37,7 @@ class Request:
     tokens: int
     fixed_prompt: FixedPrompt | None
     arrived_s: float
+    common_tokens: int = 0
     running: bool = False
 
 
@@ -46,6 +48,7 @@ class Program:
     Attributes:
         view: what admission may know.
         began_s: when its first request came.
+        booked_s: up to when its time has been entered.
         workflows: in the order in which they came.
         looked_s: when the view was last brought up to date.
         answered_s: when a request of it was last answered; None before that.
@@ -54,17 +57,19 @@ class Program:
 
     view: ProgramView
     began_s: float
+    booked_s: float
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, Request] = field(default_factory=dict)
     looked_s: float = 0.0
     answered_s: float | None = None
     held_since_s: float | None = None
 
-    def passed(self, seconds: float) -> None:
-        """So much time has passed since it was last decided who may run, or since the program has begun.
+    def book(self, now_s: float) -> None:
+        """Enter the time since it was last entered; to be called before anything that this depends on changes.
 
-        While it asks for nothing, a place serves it only as long as it may keep others waiting: between two decisions.
+        While it asks for nothing, its place serves it for a while, and then only keeps what nobody else may need.
         """
+        seconds, self.booked_s = now_s - self.booked_s, now_s
         if self.view.waiting and not self.view.admitted:
             self.view.held_s += seconds
         elif self.requests:
@@ -133,6 +138,15 @@ class Holdings:
         view.waiting = any(not request.running for request in program.requests.values())
         return bool(program.workflows)
 
+    def common_tokens(self, request: Request) -> int:
+        """Length of what a request that has just come goes on from, as do others of its agent at the same time."""
+        own = (request.claim.workflow_id, request.claim.agent)
+        for other in request.program.requests.values():
+            if other is not request and (other.claim.workflow_id, other.claim.agent) == own:
+                return other.common_tokens
+        known = self._claim(request)
+        return known.tail_tokens if known is not None and known.context_tokens else 0
+
     def _asked(self, requests: Iterable[Request]) -> dict[tuple[str, str], float]:
         """Tokens that requests take, without what is fixed, by workflow and agent.
 
@@ -141,9 +155,8 @@ class Holdings:
         asked: dict[tuple[str, str], float] = {}
         for request in requests:
             key = (request.claim.workflow_id, request.claim.agent)
-            known = self._claim(request) if key in asked else None
             own_tokens = request.tokens - self._fixed_tokens(request)
-            common_tokens = known.tail_tokens if known is not None and known.context_tokens else 0
+            common_tokens = request.common_tokens if key in asked else 0
             asked[key] = asked.get(key, 0.0) + max(0, own_tokens - common_tokens) + self._typical.generated_tokens
         return asked
 

@@ -51,6 +51,9 @@ class FixedMark:
         return min(1.0, 1 / self.gap, self.gap / (since * since) if since else 1.0)
 
 
+Asked = dict[tuple[str | None, str | None], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Pin:
     """Somebody's command to keep a node; soft, like all pins.
@@ -59,13 +62,13 @@ class Pin:
         until_s: on the control plane's clock.
         priority: 0 to 100; the lowest leaves first.
         on_device: keep it on the device, not only somewhere.
-        asked: workflows and agents it was asked for.
+        asked: until when each workflow and agent has asked for it.
     """
 
     until_s: float
     priority: int
     on_device: bool
-    asked: frozenset[tuple[str | None, str | None]] = frozenset()
+    asked: Asked = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -110,13 +110,16 @@ class Programs:
         now_s = self._claims.clock.now_s
         program = self._programs.get(name)
         if program is None:
-            program = self._programs[name] = Program(ProgramView(), now_s)
+            program = self._programs[name] = Program(ProgramView(), now_s, now_s)
+        program.book(now_s)
         if program.view.admitted and not program.requests and program.answered_s is not None:
             self._typical.paused(now_s - program.answered_s)
         program.workflows[claim.workflow_id] = None
         program.view.tenant = claim.tenant
         prompt = self._bring(claim, fixed_digest)
         request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s)
+        request.common_tokens = self._holdings.common_tokens(request)
+        program.view.waiting = True
         self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
 
     def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
@@ -149,10 +152,12 @@ class Programs:
         """A request has been answered or given up; the latter say nothing about how much is generated."""
         request = self._requests.pop(key, None)
         if request is not None:
+            program, now_s = request.program, self._claims.clock.now_s
+            program.book(now_s)
             self._run(request, running=False)
-            del request.program.requests[key]
-            request.program.answered_s = self._claims.clock.now_s
-            request.program.view.waiting = any(not one.running for one in request.program.requests.values())
+            del program.requests[key]
+            program.answered_s = now_s
+            program.view.waiting = any(not one.running for one in program.requests.values())
             if generated_tokens:
                 self._typical.answered(generated_tokens)
             self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
@@ -181,7 +186,7 @@ class Programs:
         if passed_s < (pause_s if self._changed else _RECONSIDER_S):
             return
         for program in self._programs.values():
-            program.passed(now_s - max(self._settled_s, program.began_s))
+            program.book(now_s)
         self._changed, self._settled_s = False, now_s
         for name, program in [*self._programs.items()]:
             at_stake = program.requests or program.view.admitted

@@ -113,7 +113,10 @@ class KvflowTreeCore(UnifiedTreeCore):
         if self._left is None or self._locks is None:
             return super().inc_lock_ref(node_id, *args, **kwargs)
         self._locks.known = self.node_by_id(self._left[0])
-        result = super().inc_lock_ref(node_id, *args, **kwargs)
+        try:
+            result = super().inc_lock_ref(node_id, *args, **kwargs)
+        finally:
+            self._locks.known = None
         if self._locks.met:
             self._left = None
         self._let_go()

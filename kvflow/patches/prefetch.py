@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.session.streaming_session import is_virtual_node
 
 from kvflow.engine import BatchLoads, DeviceView, Load, LoadRetry, Prefetcher, Room, Tier
 from kvflow.patches.backup import Backups, locked
@@ -182,6 +183,8 @@ class Prefetch:
         """Whether the load under way brings part of a request's prefix."""
         load = self._load
         core = self._cache.tree_core
+        if is_virtual_node(req.last_node):  # a session's, which holds what it has
+            return False
         node: Any = core.node_by_id(req.last_node) if req.last_node is not None else core.root_node
         while node is not None and node is not core.root_node:
             if node.load is load:

@@ -110,7 +110,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         """Let what a request enters go on from the path that it holds."""
         if req.lock is None:
             return contextlib.nullcontext()
-        return self.tree_core.going_on(self.tree_core.node_by_id(req.last_node), req.kv.cache_protected_len)
+        return self.tree_core.going_on(self.tree_core.node_by_id(req.lock.node), req.kv.cache_protected_len)
 
     def publishable(self, req: Any, up_to: int) -> int:
         """How many of a request's first tokens other requests may see."""

@@ -99,7 +99,7 @@ class Locks:
         component: the base component of a tree core that has no other.
 
     Attributes:
-        known: a node that is locked together with all above it by what this lock takes over; asked once.
+        known: a node that is locked together with all above it by what the next lock takes over; None for nothing.
         met: the last path locked went through that node.
     """
 
@@ -129,7 +129,7 @@ class Locks:
             node = node.parent
         core.component_evictable_size_[BASE_COMPONENT_TYPE] -= tokens
         core.component_protected_size_[BASE_COMPONENT_TYPE] += tokens
-        self.known, self.met = None, node is known
+        self.met = node is known
         result.delta = tokens
         return result
 

@@ -94,7 +94,9 @@ class Watch:
 
     def _use(self, req: Any) -> None:
         """Tell what was loaded ahead that it is used, as often as hits are counted."""
-        if self._cache.prefetch is not None and getattr(req, "_kvflow_used", None) != req.retraction_count:
+        if self._cache.prefetch is None or req.lock is None:  # a turn of a session goes on from what the session holds
+            return
+        if getattr(req, "_kvflow_used", None) != req.retraction_count:
             req._kvflow_used = req.retraction_count
             self._cache.prefetch.used([node for node, _ in self._cache.path_of(req)])
 

@@ -364,9 +364,45 @@ def test_release_lifts_the_pins_of_a_workflow_that_is_over_or_has_gone_on(server
     assert not any(node.owners.pins for node in (server.shared, *server.own.values()) if node.owners)
 
 
-def test_release_leaves_what_others_asked_for_too(server: Server) -> None:
-    server("kv.pin", "a")
-    server("kv.pin", "b")
-    assert server("kv.release", "a").status == "accepted"
-    assert server.own["b"].owners is not None
-    assert server.own["b"].owners.pins
+def test_what_several_have_asked_for_stays_until_the_last_lets_go(server: Server) -> None:
+    server.workflow("v", "a")
+    for workflow in "wv":
+        server("kv.pin", "a", workflow, ttl_s=100.0 if workflow == "w" else 50.0)
+    for workflow in "wv":
+        server.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", retired=True))
+    assert server("kv.release", None, "w").status == "missing"
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
+    server.time(51.0)
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED, "only the other had asked so long"
+
+
+def test_the_last_to_let_go_frees_what_several_have_asked_for(server: Server) -> None:
+    server.workflow("v", "a")
+    for workflow in "wv":
+        server("kv.pin", "a", workflow)
+    for workflow in "wv":
+        server.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", retired=True))
+    assert server("kv.release", None, "w").status == "missing"
+    assert server("kv.release", None, "v") == Answer(status="accepted", tokens=160)
+
+
+def test_who_has_asked_is_forgotten_with_time(server: Server) -> None:
+    for number in range(20):
+        server.workflow(str(number), "a")
+        server("kv.pin", "a", str(number), ttl_s=5.0)
+        server.time(number + 1.0)
+    assert server.own["a"].owners is not None
+    (pin,) = server.own["a"].owners.pins.values()
+    assert len(pin.asked) <= 5
+
+
+def test_release_takes_back_the_orders_of_a_workflow_that_is_over(server: Server) -> None:
+    server.own["a"].backuped = False
+    server("kv.retain", "a")
+    server.own["b"].evicted = True
+    assert server("kv.prefetch", "b").status == "deferred"
+    server.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", retired=True))
+    assert server("kv.release", None).status == "accepted"
+    assert server.backups.next(lambda node: False) is None
+    server.own["b"].evicted = False
+    assert server.commands.tick() == []

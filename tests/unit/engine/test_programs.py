@@ -372,12 +372,15 @@ def test_a_request_that_was_given_up_does_not_wait_on() -> None:
 
 def test_requests_of_one_agent_at_a_time_take_room_each() -> None:
     table = Table()
+    prediction = ClaimPrediction(agent="searcher", steps=0, since_s=0.0)
+    table.coordinator.apply(WorkflowUpdate(workflow_id="fan", workflow_type="t", claims=(prediction,)))
     claim = PromptClaim(workflow_id="fan", workflow_type="t", agent="searcher")
     for key in range(4):
         table.programs.arrived(key, claim, 30_000)
     assert table.allowed(*range(4)) == [0, 1, 2, 3], "somebody has to run"
     for key in range(4):
         table.programs.started(key)
+        table.coordinator.tag(claim, [(FakeNode(key=range(30_000)), 30_000)], 0)
     table.ask("b", 30_000)
     assert table.allowed("b") == []
 
@@ -429,3 +432,18 @@ def test_the_wait_for_ones_turn_is_not_the_queues() -> None:
     claim = PromptClaim(workflow_id="b", workflow_type="t", agent="a")
     table.coordinator.tag(claim, [(FakeNode(key=range(60_000)), 60_000)], 0)
     assert 0 < table.coordinator.claims.clock.queue_s <= 1.0
+
+
+def test_a_programs_time_is_booked_by_what_it_did_meanwhile() -> None:
+    def served_s(table: Table) -> float:
+        return table.programs._programs["a"].view.served_s
+
+    table = Table()
+    table.start("a", 1000)
+    table.coordinator.tick(100.0)
+    table.answer("a", due_s=1100.0)
+    assert served_s(table) == 100.0, "it has computed all the time"
+    table.coordinator.tick(1100.0)
+    table.ask("a", 1000)
+    table.allowed("a")
+    assert 100.0 <= served_s(table) < 110.0, "a long tool has served nobody"
