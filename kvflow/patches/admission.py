@@ -47,15 +47,18 @@ class Gate:
         scheduler.waiting_queue = [requests.pop(rid) for rid in allowed]
         return list(requests.values())
 
-    def release(self, scheduler: Any, held: list[Any]) -> None:
-        """Put them back where they were; what has left the queue has started."""
+    def release(self, scheduler: Any, held: list[Any], batch: Any) -> None:
+        """Put them back where they were; of what has left the queue, what is in the new batch has started.
+
+        SGLang gives up the others: its queue was full, for example.
+        """
         if self._idle:
             return
         if not self._failed:
             queued, last = self._queued, len(self._queued)
             queue = [*held, *scheduler.waiting_queue]
             scheduler.waiting_queue = sorted(queue, key=lambda req: queued.get(req.rid, last))
-        self._guard.run(self._started, scheduler.waiting_queue, default=None)
+        self._guard.run(self._started, scheduler.waiting_queue, batch, default=None)
 
     def late(self, req: Any) -> bool:
         """Whether a request has come since the pass began: its grammar has been compiled. The next pass has it."""
@@ -83,11 +86,15 @@ class Gate:
         self._queued = rids
         return self.programs.arrange(list(rids), self._memory())
 
-    def _started(self, queue: list[Any]) -> None:
-        left = {req.rid for req in queue}
-        for rid in self._queued.keys() - left:
-            self.programs.started(rid)
-        self._queued = {rid: place for rid, place in self._queued.items() if rid in left}
+    def _started(self, queue: list[Any], batch: Any) -> None:
+        waits = {req.rid for req in queue}
+        starts = {req.rid for req in batch.reqs} if batch is not None else set()
+        for rid in [rid for rid in self._queued if rid not in waits]:
+            if rid in starts:
+                self.programs.started(rid)
+            else:
+                self.programs.left(rid, 0)
+        self._queued = {rid: place for rid, place in self._queued.items() if rid in waits}
 
     def _memory(self) -> AdmissionMemory:
         memory = self._cache.watch.memory()

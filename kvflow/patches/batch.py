@@ -19,16 +19,17 @@ def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
     if prefetch is not None:
         prefetch.reap()
     held = gate.hold(self) if gate is not None else []
+    batch = None
     try:
         result = original(self, *args, **kwargs)
+        batch = result[0]
     finally:
         if gate is not None:
-            gate.release(self, held)
+            gate.release(self, held, batch)
     if prefetch is not None:
-        prefetch.join(result[0])
-        running = sum(len(batch.reqs) for batch in result if batch is not None)
+        prefetch.join(batch)
+        running = sum(len(each.reqs) for each in result if each is not None)
         prefetch.begin(running, self.chunked_req)
-    batch = result[0]
     if batch is not None and batch.hicache_consumer_index >= 0:
         stall.begins(batch.reqs)
     return result

@@ -31,12 +31,13 @@ def request(name: str, workflow: str | None = None) -> SimpleNamespace:
     )
 
 
-def seen(gate: Gate, scheduler: SimpleNamespace, *, starts: int = 0) -> list[str]:
-    """What a pass sees, of which the first few start."""
+def seen(gate: Gate, scheduler: SimpleNamespace, *, starts: int = 0, lost: int = 0) -> list[str]:
+    """What a pass sees, of which the first few start, and the next few are given up."""
     held = gate.hold(scheduler)
     there = [req.rid for req in scheduler.waiting_queue]
-    del scheduler.waiting_queue[:starts]
-    gate.release(scheduler, held)
+    batch = SimpleNamespace(reqs=scheduler.waiting_queue[:starts]) if starts else None
+    del scheduler.waiting_queue[: starts + lost]
+    gate.release(scheduler, held, batch)
     return there
 
 
@@ -70,3 +71,9 @@ def test_who_gave_up_while_held_is_forgotten(gate: Gate) -> None:
     scheduler.waiting_queue = []
     assert seen(gate, scheduler) == []
     assert list(gate.programs.waiting()) == []
+
+
+def test_who_is_given_up_in_a_pass_has_not_started(gate: Gate) -> None:
+    scheduler = SimpleNamespace(waiting_queue=[request(name, name) for name in "abc"])
+    assert seen(gate, scheduler, starts=1, lost=1) == ["a", "b"]
+    assert seen(gate, scheduler) == ["c"], "there is room again"
