@@ -9,7 +9,7 @@ from statistics import fmean
 
 from kvflow.replay.scaling import scaled
 from kvflow.sim.workload import Workload
-from kvflow.trace import LLMCall, Program, ToolEnd
+from kvflow.trace import MAIN_THREAD, Join, LLMCall, Program, Spawn, ToolEnd
 
 Arrivals = list[tuple[float, Program, str]]
 """Seconds since the round began, the program, and its workflow id."""
@@ -86,16 +86,26 @@ def live_tokens(programs: Sequence[Program], at_once: int | None = None) -> floa
     return sum(fixed.values()) + own_tokens * min(at_once or len(programs), len(programs))
 
 
-def _most_live_tokens(program: Program) -> int:
-    """Contexts behind fixed prompts, from an agent's first call to its last, when they are longest together."""
-    last = {call.agent: number for number, call in enumerate(program.calls)}
+def _most_live_tokens(program: Program, thread: str = MAIN_THREAD) -> int:
+    """Contexts behind fixed prompts, from an agent's first call to its last, when they are longest together.
+
+    Of a thread and those it has spawned, until they have been joined.
+    """
+    events = program.threads.get(thread, [])
+    last = {event.agent: number for number, event in enumerate(events) if isinstance(event, LLMCall)}
     live: dict[str, int] = {}
+    beside: dict[str, int] = {}
     most_tokens = 0
-    for number, call in enumerate(program.calls):
-        live[call.agent] = call.prompt.tokens + call.output_tokens - (call.fixed_tokens or 0)
-        most_tokens = max(most_tokens, sum(live.values()))
-        if last[call.agent] == number:
-            del live[call.agent]
+    for number, event in enumerate(events):
+        if isinstance(event, Spawn):
+            beside[event.child] = _most_live_tokens(program, event.child)
+        elif isinstance(event, Join):
+            beside.pop(event.child, None)
+        elif isinstance(event, LLMCall):
+            live[event.agent] = event.prompt.tokens + event.output_tokens - (event.fixed_tokens or 0)
+        most_tokens = max(most_tokens, sum(live.values()) + sum(beside.values()))
+        if isinstance(event, LLMCall) and last[event.agent] == number:
+            del live[event.agent]
     return most_tokens
 
 

@@ -10,7 +10,7 @@ from kvflow.replay.contents import Contents
 from kvflow.replay.scaling import scaled
 from kvflow.replay.work import Load, live_tokens, longest_request
 from kvflow.sim.workload import Workload
-from kvflow.trace import LLMCall, Piece, Program, SynthOptions, ToolEnd, programs, synthetic_trace
+from kvflow.trace import MAIN_THREAD, LLMCall, Piece, Program, SynthOptions, ToolEnd, programs, synthetic_trace
 
 
 def made(kind: str = "react", workflows: int = 8, **sizes: int) -> list[Program]:
@@ -102,6 +102,17 @@ def test_a_context_is_live_until_its_agent_has_run_for_the_last_time() -> None:
     for call in program.calls:
         longest[call.agent] = call.prompt.tokens + call.output_tokens
     assert longest_request([program]) < live_tokens([program]) < sum(longest.values())
+
+
+def test_threads_are_live_side_by_side_until_they_are_joined() -> None:
+    (program,) = made("fan", 1, fixed_tokens=1, task_tokens=100, output_tokens=100, turns=1)
+    spawned = [name for name in program.threads if name != MAIN_THREAD]
+    assert len(spawned) > 1
+    longest = [
+        max(call.prompt.tokens + call.output_tokens for call in program.calls if call.thread == name)
+        for name in spawned
+    ]
+    assert live_tokens([program]) >= sum(longest)
 
 
 def test_fixed_prompts_of_a_role_are_live_once() -> None:
