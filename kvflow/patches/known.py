@@ -29,7 +29,7 @@ def go_ahead(core: Any, walk: Any, node: Any, end: int) -> None:
 
     Cost: O(nodes of the path), a fifth of a microsecond each, where SGLang's walk takes eight.
     """
-    if len(core.components) != 1 or core.enable_external_cache_linker:
+    if len(core.components) != 1 or core.enable_external_cache_linker or node is core.root_node:
         return
     if not len(node.key) <= end <= min(len(walk.key), walk.params.prev_prefix_len) or node.evicted:
         return

@@ -42,13 +42,15 @@ class Requests:
         self._page_tokens = page_tokens
         self._chunk_tokens = chunk_tokens
 
-    def ask(self, name: str, tokens: Sequence[int], answer_tokens: int, claim: Any = None) -> Any:
+    def ask(
+        self, name: str, tokens: Sequence[int], answer_tokens: int, claim: Any = None, *, extra_key: str | None = None
+    ) -> Any:
         """A request that has been matched with the cache; its ``prefix_len`` tokens were on the device."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         sampling = SamplingParams(max_new_tokens=answer_tokens, ignore_eos=True)
-        req: Any = Req(name, "", array("q", tokens), sampling)
+        req: Any = Req(name, "", array("q", tokens), sampling, extra_key=extra_key)
         req._kvflow_claim = claim
         req.init_next_round_input(self.cache)
         return req

@@ -12,6 +12,7 @@ from kvflow.patches import core as tree_core
 from kvflow.patches import known
 from tests.engine.contract_real import Real
 from tests.engine.contract_scenario import PAGE, Scenario, Spelling
+from tests.engine.model_free import Requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
@@ -130,3 +131,19 @@ def test_a_load_that_nobody_holds_leaves_only_its_end_to_evict(publish: Any) -> 
         cache.sanity_check()
     cache.evict(EvictParams(num_tokens=1 << 16))
     assert cache.full_evictable_size() == 0
+
+
+def test_namespaces_do_not_see_each_other(publish: Any) -> None:
+    publish(0)
+    requests = Requests("kvflow", device_tokens=64 * PAGE, page_tokens=PAGE)
+    found = []
+    for name in ("a", "b", None, "a", "b", None):
+        req = requests.ask("r", range(5 * PAGE), 2, extra_key=name)
+        found.append(req.prefix_len)
+        requests.admit(req)
+        requests.compute(req, 7)
+        requests.decode(req, 8)
+        requests.finish(req)
+        requests.cache.sanity_check()
+    assert found[:3] == [0, 0, 0]
+    assert min(found[3:]) >= 4 * PAGE
