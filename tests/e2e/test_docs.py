@@ -82,7 +82,7 @@ def test_the_program_in_the_readme_runs(server: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.beside
-def test_the_demo_runs_and_kvflow_computes_and_loads_less(tmp_path: Path) -> None:
+def test_the_demo_runs_and_kvflow_computes_less_again(tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).parent / "kvflow"),
         "demo",
@@ -98,5 +98,6 @@ def test_the_demo_runs_and_kvflow_computes_and_loads_less(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)
     assert result["identical_tokens"]
-    assert result["comparison"][0]["ratio"] <= 0.70
+    ratios = {each["metric"]: each["ratio"] for each in result["comparison"]}
+    assert ratios["recomputed tokens"] <= 0.70
     assert (tmp_path / "demo.html").stat().st_size > 50_000
