@@ -112,7 +112,7 @@ class KvflowTreeCore(UnifiedTreeCore):
     def inc_lock_ref(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
         if self._left is None or self._locks is None:
             return super().inc_lock_ref(node_id, *args, **kwargs)
-        self._locks.known = self.node_by_id(self._left[0])
+        self._locks.known, self._locks.met = self.node_by_id(self._left[0]), False
         try:
             result = super().inc_lock_ref(node_id, *args, **kwargs)
         finally:
