@@ -52,6 +52,7 @@ class FixedMark:
 
 
 Asked = dict[tuple[str | None, str | None], float]
+"""Until when who has asked, by workflow and agent; the control plane's clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""Pins by command: whose they are, and who lifts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvflow.engine import Answer, KvCommand
+from kvflow.policy import EvictionClass
+from kvflow.predict import WorkflowUpdate
+from tests.unit.engine.load_table import Node
+from tests.unit.engine.test_commands import Server
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.mark.parametrize("verb", ["kv.pin", "kv.retain"])
+def test_what_nobody_claims_is_unclaimed_again_after_its_pin(server: Server, verb: str) -> None:
+    node = Node(10, server.root)
+    command = KvCommand(verb=verb, ttl_s=5.0)
+    assert server.commands.on_prompt(command, [(node, 10)]).status == "accepted"
+    server.time(1000.0)
+    assert server.coordinator.class_of(node) is EvictionClass.UNCLAIMED
+    plain = Node(10, server.root)
+    assert server.coordinator.rank(node) == server.coordinator.rank(plain)
+    assert not server.coordinator.unwanted(node)
+
+
+def test_release_lifts_the_pins_of_a_workflow_that_is_over_or_has_gone_on(server: Server) -> None:
+    server("kv.pin", "a", tenant="t")
+    server.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", retired=True))
+    assert server("kv.release", "a") == Answer(status="accepted", tokens=160)
+    assert server("kv.release", "a").status == "missing"
+    server.workflow("v", "a")
+    assert server("kv.pin", "a", "v", tenant="t").status == "accepted", "they count for nothing any more"
+    server.own["a"] = Node(60, server.root)
+    server.workflow("v", "a")
+    assert server("kv.release", "a", "v", tenant="t").tokens >= 160
+    assert not any(node.owners.pins for node in (server.shared, *server.own.values()) if node.owners)
+
+
+def test_what_several_have_asked_for_stays_until_the_last_lets_go(server: Server) -> None:
+    server.workflow("v", "a")
+    for workflow in "wv":
+        server("kv.pin", "a", workflow, ttl_s=100.0 if workflow == "w" else 50.0)
+    for workflow in "wv":
+        server.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", retired=True))
+    assert server("kv.release", None, "w").status == "missing"
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
+    server.time(51.0)
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED, "only the other had asked so long"
+
+
+def test_the_last_to_let_go_frees_what_several_have_asked_for(server: Server) -> None:
+    server.workflow("v", "a")
+    for workflow in "wv":
+        server("kv.pin", "a", workflow)
+    for workflow in "wv":
+        server.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", retired=True))
+    assert server("kv.release", None, "w").status == "missing"
+    assert server("kv.release", None, "v") == Answer(status="accepted", tokens=160)
+
+
+def test_who_has_asked_is_forgotten_with_time(server: Server) -> None:
+    for number in range(20):
+        server.workflow(str(number), "a")
+        server("kv.pin", "a", str(number), ttl_s=5.0)
+        server.time(number + 1.0)
+    assert server.own["a"].owners is not None
+    (pin,) = server.own["a"].owners.pins.values()
+    assert len(pin.asked) <= 5
+
+
+def test_release_takes_back_the_orders_of_a_workflow_that_is_over(server: Server) -> None:
+    server.own["a"].backuped = False
+    server("kv.retain", "a")
+    server.own["b"].evicted = True
+    assert server("kv.prefetch", "b").status == "deferred"
+    server.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", retired=True))
+    assert server("kv.release", None).status == "accepted"
+    assert server.backups.next(lambda node: False) is None
+    server.own["b"].evicted = False
+    assert server.commands.tick() == []
