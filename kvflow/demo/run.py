@@ -20,6 +20,7 @@ from kvflow.demo.measure import REQUEST_TIMEOUT_S, MeasuredModel, RoundRecord
 from kvflow.demo.program import GRAPH, Review
 from kvflow.errors import MissingExtraError
 from kvflow.graph import to_dict
+from kvflow.patches.cpu.publish import SETTLED_S
 from kvflow.replay.server import flush
 
 
@@ -200,8 +201,8 @@ async def _play_round(
             for number in range(settings.at_once):
                 workers.create_task(worker(number * settings.stagger_s))
         result.rounds.append(record)
-        await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old
-        after = server.link()
-        result.stall_s += after.stalled_s - before.stalled_s
-        result.loaded_tokens += (after.copied_bytes - before.copied_bytes) // ModelSpec().kv_bytes_per_token
+        await asyncio.sleep(SETTLED_S)
+        loads = server.link().since(before)
+        result.stall_s += loads.stalled_s
+        result.loaded_tokens += loads.copied_bytes // ModelSpec().kv_bytes_per_token
         await asyncio.to_thread(kvflow.flush)

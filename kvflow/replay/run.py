@@ -12,6 +12,7 @@ from typing import Any
 
 from kvflow.errors import ConfigError
 from kvflow.patches.cpu.link import DirectionStatistics
+from kvflow.patches.cpu.publish import SETTLED_S
 from kvflow.replay.arms import Arm
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.connection import Connection
@@ -158,14 +159,14 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
             if ready.kvflow:
                 await counted(client, seen)
         if before is not None:
-            await asyncio.sleep(0.3)  # what the CPU engine measures of its link is up to 0.1 s old
-            _enter_loads(seen, before, running.link() or before, plan.engine)
+            await asyncio.sleep(SETTLED_S)
+            _enter_loads(seen, (running.link() or before).since(before), plan.engine)
 
 
-def _enter_loads(seen: Round, before: DirectionStatistics, after: DirectionStatistics, engine: Engine | None) -> None:
-    seen.stall_s = after.stalled_s - before.stalled_s
+def _enter_loads(seen: Round, loads: DirectionStatistics, engine: Engine | None) -> None:
+    seen.stall_s = loads.stalled_s
     if engine is not None and engine.token_bytes is not None:
-        seen.loaded_tokens = round((after.copied_bytes - before.copied_bytes) / engine.token_bytes)
+        seen.loaded_tokens = loads.copied_bytes // engine.token_bytes
 
 
 def _page_tokens(plan: Plan, running: Running, ready: Ready) -> int:

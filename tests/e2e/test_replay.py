@@ -153,6 +153,7 @@ def test_sessions_are_played_as_they_were_recorded(
         assert len(seen.tools) > SESSIONS
         assert seen.peak_memory_bytes is not None
         assert seen.stall_s is not None
+        assert seen.loaded_tokens is not None
         assert seen.server_cpu_s is not None
         assert seen.client_cpu_s is not None
         assert seen.server_cpu_s > seen.client_cpu_s > 0

@@ -76,6 +76,15 @@ class DirectionStatistics:
     busy_s: float
     stalled_s: float
 
+    def since(self, before: DirectionStatistics) -> DirectionStatistics:
+        """What has come on top of an earlier snapshot."""
+        return DirectionStatistics(
+            copied_bytes=self.copied_bytes - before.copied_bytes,
+            copies=self.copies - before.copies,
+            busy_s=self.busy_s - before.busy_s,
+            stalled_s=self.stalled_s - before.stalled_s,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStatistics:

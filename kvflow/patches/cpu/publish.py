@@ -17,6 +17,8 @@ from kvflow.patches.cpu.link import Direction, DirectionStatistics, LinkStatisti
 
 FILE_VARIABLE = "KVFLOW_CPU_LINK_STATISTICS"
 PERIOD_S = 0.1
+SETTLED_S = 3 * PERIOD_S
+"""After so long without news the file has all there was."""
 
 
 def start(statistics: Callable[[], LinkStatistics]) -> None:
