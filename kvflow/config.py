@@ -97,6 +97,9 @@ class Commands(_Section):
 
     pin_share: float = Field(default=0.25, ge=0, le=1)
     """Share of a tier that one tenant may pin or retain; what goes beyond is clipped."""
+    pin_hourly_s: float = Field(default=3600.0, gt=0, le=3600)
+    """Seconds of every hour for which one tenant may pin all of that share, or half of it twice as long; pins that
+    would take more are cut short. An hour: no limit."""
     default_ttl_s: float = Field(default=30.0, gt=0)
     """How long a command holds that does not say."""
     max_ttl_s: float = Field(default=600.0, gt=0)

@@ -17,6 +17,7 @@ from kvflow.cli.live import DEFAULT_URL, ApiKey, Url, connect, get
 from kvflow.errors import ServerUnavailableError
 
 _MOST_WORKFLOWS = 20
+_SOON_S = 1.0
 
 
 def top(
@@ -25,7 +26,7 @@ def top(
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Show tiers, hits, loads, guard and workflows of a running server.
+    """Show tiers, hits, loads, the link, claims, guard and workflows of a running server.
 
     Example: kvflow top --url http://127.0.0.1:30000
     """
@@ -58,6 +59,8 @@ def looks(client: httpx.Client) -> Iterator[RenderableType]:
         passed_s = now_s - before_s if before else 0.0
         yield Group(
             _head(status, total),
+            _claims(workflows["workflows"]),
+            _link(total, before, passed_s, len(status["replicas"])),
             _tiers(cache),
             _traffic(total, before, passed_s),
             _workflows(workflows["workflows"]),
@@ -77,6 +80,23 @@ def _head(status: dict[str, Any], total: dict[str, Any]) -> str:
     if not status["seams_hold"] or status["degraded"] or any(replica["degraded"] for replica in replicas):
         line += "\n[red]something is degraded: see /kvflow/v1/status, or kvflow doctor[/red]"
     return line
+
+
+def _claims(workflows: list[dict[str, Any]]) -> str:
+    """How many contexts are expected again, how soon, and how many of them are kept for it."""
+    uses_s = [use["in_s"] for flow in workflows for use in flow["next_use"].values() if use["in_s"] is not None]
+    pins = sum(len(flow["pins"]) for flow in workflows)
+    soon = sum(in_s < _SOON_S for in_s in uses_s)
+    return f"claims: {len(uses_s)} contexts of {len(workflows)} workflows, {soon} within {_SOON_S:g} s, {pins} pinned"
+
+
+def _link(total: dict[str, Any], before: dict[str, Any], passed_s: float, replicas: int) -> str:
+    """How much of the time contexts were loaded from the host, of all replicas' links."""
+    if not passed_s:
+        return f"link: {total['load_back_tokens']:,} tokens in {total['load_back_s']:.2f} s since start"
+    busy_s = (total["load_back_s"] - before["load_back_s"]) / replicas
+    tokens = total["load_back_tokens"] - before["load_back_tokens"]
+    return f"link: taken {busy_s / passed_s:.0%} of the time, {tokens / passed_s:,.0f} tokens a second"
 
 
 def _tiers(cache: dict[str, Any]) -> Table:

@@ -48,6 +48,15 @@ class BackupPlanner:
         self._ordered = {node: due_s for node, due_s in self._ordered.items() if due_s > now_s and self._lacks(node)}
         self._decided = -1
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether copies have been ordered and not been made. Cost: O(1) without orders, else of those."""
+        return any(map(self._lacks, self._ordered))
+
+    def ordered(self, node: Node) -> bool:
+        """Whether a copy of a node has been ordered and not been made."""
+        return node in self._ordered and self._lacks(node)
+
     def cancel(self, nodes: Sequence[Node]) -> None:
         """Take back what has been ordered of these."""
         for node in nodes:

@@ -90,6 +90,7 @@ class Commands:
         prefetcher: takes orders to load; None where there is nothing to load from.
         capacity: asked for each time.
         demote: lets a node leave the device if it can; tells whether it did.
+        pin_hourly_s: seconds of an hour for which one tenant may pin all that it may.
         copying: whether a copy of a node to the host is under way.
         backups: takes orders to copy; None where nobody copies but the body itself, as it sees fit.
     """
@@ -101,6 +102,7 @@ class Commands:
         capacity: Callable[[], Capacity],
         demote: Callable[[Node], bool],
         *,
+        pin_hourly_s: float = 3600.0,
         copying: Callable[[Node], bool] = lambda node: False,
         backups: BackupPlanner | None = None,
     ) -> None:
@@ -112,7 +114,7 @@ class Commands:
         self._backups = backups
         self._leaving: list[_Leaving] = []
         self._loading: dict[tuple[str, tuple[Node, ...]], _Loading] = {}
-        self._pins = Pins(coordinator)
+        self._pins = Pins(coordinator, pin_hourly_s)
         coordinator.on_split = self._split
 
     def execute(self, command: KvCommand) -> Answer:
@@ -190,7 +192,10 @@ class Commands:
             return self._prefetch(command, nodes, claims)
         if command.verb == "kv.demote":
             until_s = self._coordinator.claims.clock.now_s + command.ttl_s
-            return self._leave(_Leaving(command=command, nodes=nodes, claims=claims, until_s=until_s))
+            leaving = _Leaving(command=command, nodes=nodes, claims=claims, until_s=until_s)
+            if self._backups is not None:
+                self._backups.order(_tips([n for n in nodes if not self._wanted_by_others(n, leaving)]), until_s)
+            return self._leave(leaving)
         return self._release(command.tenant, nodes)
 
     def _pin(self, command: KvCommand, nodes: list[Node]) -> Answer:
@@ -201,21 +206,23 @@ class Commands:
         tier_tokens = capacity.device_tokens if tier is Tier.DEVICE else capacity.host_tokens
         if not tier_tokens:
             return Answer(status="rejected", reason="this server has no host tier")
-        until_s = clock.now_s + command.ttl_s
-        asked = {(command.workflow_id, command.agent): until_s}
-        pin = Pin(until_s, command.priority, on_device=tier is Tier.DEVICE, asked=asked)
-        held = self._pins.pin(command.tenant, tier, nodes, pin, capacity.tenant_share * tier_tokens)
+        wanted_s = clock.now_s + command.ttl_s
+        asked = {(command.workflow_id, command.agent): wanted_s}
+        pin = Pin(wanted_s, command.priority, on_device=tier is Tier.DEVICE, asked=asked)
+        held, until_s = self._pins.pin(command.tenant, tier, nodes, pin, capacity.tenant_share * tier_tokens)
         clock.version += 1
         if tier is Tier.HOST and self._backups is not None:
             self._backups.order(_tips(held), until_s)
         wanted, kept = (sum(len(node.key) for node in some) for some in (nodes, held))
+        time_is_over = "the tenant's time is used up (commands.pin_hourly_s)"
         if not kept:
-            return Answer(status="rejected", reason=f"the tenant has pinned all it may of the {tier}")
-        if kept < wanted:
-            return Answer(
-                status="clipped", reason=f"{kept} of {wanted} tokens: the tenant's budget is used up", tokens=kept
-            )
-        return Answer(status="accepted", tokens=kept)
+            over = until_s <= clock.now_s
+            reason = time_is_over if over else f"the tenant has pinned all it may of the {tier}"
+            return Answer(status="rejected", reason=reason)
+        reasons = [f"{kept} of {wanted} tokens: the tenant's budget is used up"] if kept < wanted else []
+        if until_s < wanted_s:
+            reasons.append(f"for {until_s - clock.now_s:.3g} s: {time_is_over}")
+        return Answer(status="clipped" if reasons else "accepted", reason="; ".join(reasons), tokens=kept)
 
     def _split(self, upper: Node, lower: Node) -> None:
         """A node has been divided: what holds for it holds for both halves."""
@@ -270,13 +277,16 @@ class Commands:
         leaving.gone += gone
         if not left:
             return Answer(status="accepted", tokens=leaving.gone)
-        waits = self._coordinator.claims.clock.now_s < leaving.until_s and any(map(self._copying, left))
+        waits = self._coordinator.claims.clock.now_s < leaving.until_s and any(map(self._being_copied, left))
         if waits and len(self._leaving) < _MAX_LEAVING:
             self._leaving.append(leaving)
             return Answer(status="deferred", reason="leaves once it has been copied to the host", tokens=leaving.gone)
         tokens = sum(len(node.key) for node in left)
         reason = f"{tokens} tokens stay: in use, not copied to the host, or used by others ({shared})"
         return Answer(status="clipped" if leaving.gone else "rejected", reason=reason, tokens=leaving.gone)
+
+    def _being_copied(self, node: Node) -> bool:
+        return self._copying(node) or (self._backups is not None and self._backups.ordered(node))
 
     def _wanted_by_others(self, node: Node, leaving: _Leaving) -> bool:
         owners = node.owners

@@ -77,6 +77,10 @@ class Program:
         elif self.view.admitted:
             self.view.served_s += min(seconds, _MOST_IDLE_S)
 
+    def asking(self, name: str) -> dict[str, None]:
+        """The program by its name, and those of its sub-workflows that have requests, in the order of these."""
+        return dict.fromkeys((name, *(request.claim.workflow_id for request in self.requests.values())))
+
     @property
     def took_s(self) -> float:
         """Seconds from its first request to its last answer, but for those it was held."""
@@ -137,6 +141,20 @@ class Holdings:
         view.busy = any(request.running for request in program.requests.values())
         view.waiting = any(not request.running for request in program.requests.values())
         return bool(program.workflows)
+
+    def lost_share(self, claim: PromptClaim) -> float:
+        """How much of what an agent has computed last is in neither tier any more. Cost: O(nodes that are not there)."""
+        known = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
+        if known is None or known.tip is None or not known.context_tokens:
+            return 0.0
+        node: Node | None = known.tip
+        lost_tokens = 0
+        while node is not None and node.parent is not None:
+            if self._cached(node) and (node.backuped or not node.evicted):
+                break
+            lost_tokens += len(node.key)
+            node = node.parent
+        return min(1.0, lost_tokens / known.context_tokens)
 
     def common_tokens(self, request: Request) -> int:
         """Length of what a request that has just come goes on from, as do others of its agent at the same time."""

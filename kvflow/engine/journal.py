@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from kvflow.engine.clock import Clock
@@ -12,6 +14,7 @@ from kvflow.engine.stalls import Stalls
 from kvflow.policy import UNKNOWN, EvictionClass
 
 _MOST_OWNERS = 4
+_MOST_WORKFLOWS = 32
 
 Event = Literal[
     "evicted", "loaded", "loaded ahead", "stalled", "held back", "let in", "reused", "computed", "commanded"
@@ -75,13 +78,13 @@ class Journal:
         self.stalls.add(workflow_id, agent, request_id, self._clock.now_s, seconds)
         self._enter("stalled", ((workflow_id, agent),), 0, f"its batch waited {seconds:.3f} s for loads", seconds)
 
-    def held(self, workflow_id: str, tokens: int, reason: str) -> None:
-        """A program waits for its turn."""
-        self._enter("held back", ((workflow_id, ""),), tokens, reason)
+    def held(self, workflow_ids: Iterable[str], tokens: int, reason: str) -> None:
+        """A program waits for its turn, with those of its sub-workflows whose requests do."""
+        self._enter("held back", _all_of(workflow_ids), tokens, reason)
 
-    def admitted(self, workflow_id: str, tokens: int, waited_s: float) -> None:
+    def admitted(self, workflow_ids: Iterable[str], tokens: int, waited_s: float) -> None:
         """A program that waited runs."""
-        self._enter("let in", ((workflow_id, ""),), tokens, f"after {waited_s:.2f} s", waited_s)
+        self._enter("let in", _all_of(workflow_ids), tokens, f"after {waited_s:.2f} s", waited_s)
 
     def reused(self, workflow_id: str, agent: str, tokens: int, reason: str) -> None:
         """A prompt that asked for reuse has been planned; nothing of it is put in if there are no tokens."""
@@ -113,6 +116,10 @@ class Journal:
         self._entries.append(
             Entry(at_s=self._clock.now_s, event=event, owners=owners, tokens=tokens, reason=reason, seconds=seconds)
         )
+
+
+def _all_of(workflow_ids: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((workflow_id, "") for workflow_id in islice(workflow_ids, _MOST_WORKFLOWS))
 
 
 def _owners(node: Node) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from kvflow.engine.accounting import Tier
@@ -12,6 +12,44 @@ from kvflow.engine.owners import Asked, Owners, Pin
 from kvflow.engine.ports import Node
 
 Pinned = dict[Node, Pin]
+_HOUR_S = 3600.0
+
+
+class PinTime:
+    """How long each tenant may go on pinning a tier: token-seconds that come back evenly over an hour.
+
+    What a pin will take is taken when it is asked for, and given back if it is lifted before.
+
+    Args:
+        hourly_s: seconds of an hour for which a tenant may pin all of its budget; an hour if there is no limit.
+    """
+
+    def __init__(self, hourly_s: float) -> None:
+        self._share = hourly_s / _HOUR_S
+        self._spent: dict[tuple[str, Tier], tuple[float, float]] = {}
+
+    def left(self, who: tuple[str, Tier], budget_tokens: float, now_s: float) -> float:
+        """Token-seconds that are left to a tenant now.
+
+        Args:
+            budget_tokens: what it may pin at a time.
+        """
+        if self._share >= 1:
+            return math.inf
+        spent, at_s = self._spent.get(who, (0.0, now_s))
+        spent = max(0.0, spent - (now_s - at_s) * self._share * budget_tokens)
+        self._spent[who] = (spent, now_s)
+        return self._share * _HOUR_S * budget_tokens - spent
+
+    def take(self, who: tuple[str, Tier], token_seconds: float) -> None:
+        """Take what a pin will take; give it back if it is less than nothing."""
+        if who in self._spent:
+            spent, at_s = self._spent[who]
+            self._spent[who] = (spent + token_seconds, at_s)
+
+    def forget(self, kept: Container[tuple[str, Tier]], now_s: float) -> None:
+        """Forget who pins nothing and has all of its time again."""
+        self._spent = {who: last for who, last in self._spent.items() if who in kept or now_s - last[1] < _HOUR_S}
 
 
 class Pins:
@@ -19,15 +57,21 @@ class Pins:
 
     Args:
         coordinator: whose nodes they are.
+        hourly_s: seconds of an hour for which a tenant may pin all of its budget.
     """
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, hourly_s: float) -> None:
         self._coordinator = coordinator
+        self._time = PinTime(hourly_s)
         self._pinned: dict[tuple[str, Tier], Pinned] = {}
         self._sweep_s = math.inf
 
-    def pin(self, tenant: str, tier: Tier, nodes: Sequence[Node], pin: Pin, budget_tokens: float) -> list[Node]:
+    def pin(
+        self, tenant: str, tier: Tier, nodes: Sequence[Node], pin: Pin, budget_tokens: float
+    ) -> tuple[list[Node], float]:
         """Pin from the root down, as far as the budget goes: what is above is of use without what is below.
+
+        If the tenant's time does not last as long, all of it is pinned for less.
 
         Args:
             nodes: of a path, or of several.
@@ -35,24 +79,31 @@ class Pins:
             budget_tokens: what the tenant may pin of the tier, with what it has pinned already.
 
         Returns:
-            What is pinned now.
+            What is pinned now, and until when, as far as this pin goes.
         """
         pinned = self._pinned.setdefault((tenant, tier), {})
         self._forget_expired(pinned)
         room_tokens = budget_tokens - sum(len(node.key) for node in pinned)
-        self._sweep_s = min(self._sweep_s, pin.until_s)
         held: list[Node] = []
         for node in sorted(nodes, key=end_tokens):
             room_tokens -= 0 if node in pinned else len(node.key)
             if room_tokens < 0:
                 break
             held.append(node)
+        until_s = min(pin.until_s, self._now_s + self._seconds(tenant, tier, held, budget_tokens))
+        if until_s <= self._now_s:
+            return [], until_s
+        pin = replace(pin, until_s=until_s, asked=dict.fromkeys(pin.asked, until_s))
+        self._sweep_s = min(self._sweep_s, until_s)
+        for node in held:
             self._set(tenant, tier, node, _joined(pinned.get(node), pin, self._now_s))
-        return held
+        return held, until_s
 
     def unpin(self, tenant: str, tier: Tier, node: Node) -> bool:
         """Lift a tenant's pin on a node; tells whether there was one."""
-        self._pinned.get((tenant, tier), {}).pop(node, None)
+        pin = self._pinned.get((tenant, tier), {}).pop(node, None)
+        if pin is not None:
+            self._time.take((tenant, tier), -self._left(pin) * len(node.key))
         return node.owners is not None and node.owners.pins.pop((tenant, tier), None) is not None
 
     def lift(self, workflow_id: str | None, agent: str | None, tenant: str | None) -> list[Node]:
@@ -97,9 +148,12 @@ class Pins:
             if not pinned:
                 del self._pinned[key]
         self._sweep_s = min((pin.until_s for _, _, pin in self._all()), default=math.inf)
+        self._time.forget(self._pinned, self._now_s)
 
     def clear(self) -> None:
         """The cache has been flushed."""
+        for (tenant, tier), node, _ in [*self._all()]:
+            self.unpin(tenant, tier, node)
         self._pinned.clear()
 
     @property
@@ -111,7 +165,25 @@ class Pins:
             for node, pin in pinned.items():
                 yield key, node, pin
 
+    def _left(self, pin: Pin | None) -> float:
+        """Seconds that a pin goes on."""
+        return 0.0 if pin is None else max(0.0, pin.until_s - self._now_s)
+
+    def _seconds(self, tenant: str, tier: Tier, nodes: Sequence[Node], budget_tokens: float) -> float:
+        """For how long a tenant may pin these, of which it has pinned some already for a while."""
+        pinned = self._pinned[tenant, tier]
+        left = self._time.left((tenant, tier), budget_tokens, self._now_s)
+        seconds, tokens = 0.0, 0
+        for paid_s, node_tokens in sorted((self._left(pinned.get(node)), len(node.key)) for node in nodes):
+            if tokens * (paid_s - seconds) > left:
+                break
+            left -= tokens * (paid_s - seconds)
+            seconds, tokens = paid_s, tokens + node_tokens
+        return seconds + left / max(1, tokens)
+
     def _set(self, tenant: str, tier: Tier, node: Node, pin: Pin) -> None:
+        before = self._pinned[tenant, tier].get(node)
+        self._time.take((tenant, tier), (self._left(pin) - self._left(before)) * len(node.key))
         owners = node.owners = node.owners or Owners(end_tokens(node))
         owners.pins[tenant, tier] = self._pinned[tenant, tier][node] = pin
 

@@ -26,6 +26,8 @@ _LOOK_S = 5.0
 """How often to look at programs that have no request and no place."""
 _FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
 _MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
+_LOSS_STEP = 0.005
+"""Of the margin, for a whole context that neither tier has any more although its program had a place."""
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1
 
@@ -67,7 +69,8 @@ class Programs:
         self._running = 0
         self._changed = True
         self._settled_s = 0.0
-        self._retracted_s = -1.0
+        self._taught = (-1.0, 0.0)
+        self._within_device = True
 
     @property
     def under_way(self) -> int:
@@ -112,8 +115,11 @@ class Programs:
         if program is None:
             program = self._programs[name] = Program(ProgramView(), now_s, now_s)
         program.book(now_s)
-        if program.view.admitted and not program.requests and program.answered_s is not None:
-            self._typical.paused(now_s - program.answered_s)
+        if program.view.admitted and program.answered_s is not None:
+            if not program.requests:
+                self._typical.paused(now_s - program.answered_s)
+            if self._within_device:
+                self._too_little_room(_LOSS_STEP * self._holdings.lost_share(claim), now_s)
         program.workflows[claim.workflow_id] = None
         program.view.tenant = claim.tenant
         prompt = self._bring(claim, fixed_digest)
@@ -121,6 +127,13 @@ class Programs:
         request.common_tokens = self._holdings.common_tokens(request)
         program.view.waiting = True
         self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
+
+    def _too_little_room(self, step: float, now_s: float) -> None:
+        """Less fits than was thought. Of what happens in one moment, what says most about that counts."""
+        last_s, last_step = self._taught
+        told = last_step if last_s == now_s else 0.0
+        self._margin = min(_MOST_MARGIN, self._margin + max(0.0, step - told))
+        self._taught = (now_s, max(step, told))
 
     def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
         """The fixed prompt that a request brings; None if that cannot be told yet."""
@@ -139,14 +152,11 @@ class Programs:
             self._run(request, running=True)
 
     def retracted(self, key: Hashable) -> None:
-        """A request has lost its memory to others: less fits than was thought. All of one moment teach that once."""
+        """A request has lost its memory to others: less fits than was thought."""
         request = self._requests.get(key)
         if request is not None:
             self._run(request, running=False)
-            now_s = self._claims.clock.now_s
-            if now_s > self._retracted_s:
-                self._margin = min(_MOST_MARGIN, self._margin + _MARGIN_STEP)
-            self._retracted_s = now_s
+            self._too_little_room(_MARGIN_STEP, self._claims.clock.now_s)
 
     def left(self, key: Hashable, generated_tokens: int) -> None:
         """A request has been answered or given up; the latter say nothing about how much is generated."""
@@ -200,6 +210,7 @@ class Programs:
         views = [program.view for program in self._programs.values()]
         places = self._admission.admit(views, planned, self._typical.step, self._typical.program_s)
         self._all_fit = places.all_fit
+        self._within_device = places.room_tokens <= planned.device_tokens
         self._follow_holds(places.room_tokens)
 
     def _follow_holds(self, room_tokens: int) -> None:
@@ -212,12 +223,12 @@ class Programs:
             if view.waiting and not view.admitted and program.held_since_s is None:
                 program.held_since_s = view.held_s
                 if self._journal is not None:
-                    self._journal.held(name, view.live_tokens, reason)
+                    self._journal.held(program.asking(name), view.live_tokens, reason)
             elif program.held_since_s is not None and (view.admitted or not view.waiting):
                 held_s, program.held_since_s = view.held_s - program.held_since_s, None
                 self._hold_s += _HOLD_WEIGHT * (held_s - self._hold_s)
                 if self._journal is not None:
-                    self._journal.admitted(name, view.live_tokens, held_s)
+                    self._journal.admitted(program.asking(name), view.live_tokens, held_s)
         somebody_waits = any(program.held_since_s is not None for program in self._programs.values())
         self._put_off_uses(round(self._hold_s, 1) if somebody_waits else 0.0)
 

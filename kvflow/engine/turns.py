@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from math import frexp
 from typing import Protocol, TypeVar
 
+from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
@@ -13,6 +15,7 @@ from kvflow.engine.roles import FixedPrompt
 from kvflow.policy import ProgramAdmission
 
 Key = TypeVar("Key", bound=Hashable)
+_Turn = tuple[bool, int, bool]
 
 _LONGEST_WAIT = 2.0
 """Mean waits after which a request is no longer overtaken."""
@@ -44,8 +47,9 @@ class Turns:
 
     That is shortest processing time first, which gives the least mean wait (Smith, 1956), with what cached contexts
     save counted. So it also uses those on the device while they are there, as SGLang's longest prefix match does.
-    Needs are told apart by factors of two, and alike ones keep their order. Nobody is overtaken any more who has waited
-    for two mean waits. Requests without a claim keep their places.
+    Needs are told apart by factors of two. Of alike ones those come first whose context is pinned by command, and those
+    with the same fixed prompt follow the first of them, which warms it; else they keep their order. Nobody is overtaken
+    any more who has waited for two mean waits. Requests without a claim keep their places.
 
     Args:
         claims: what is known of workflows and their contexts.
@@ -67,23 +71,39 @@ class Turns:
 
         Cost: O(waiting log waiting).
         """
-        known = [key for key in waiting[:_MOST_ORDERED] if key in asked]
-        turns = iter(sorted(known, key=lambda key: self._turn(asked[key])))
+        known = {key: self._turn(asked[key]) for key in waiting[:_MOST_ORDERED] if key in asked}
+        groups: dict[tuple[_Turn, Hashable], list[Key]] = {}
+        for key, turn in known.items():
+            prompt = self._prompt(asked[key])
+            sibling = prompt if prompt is not None and prompt.tokens else key
+            groups.setdefault((turn, sibling if turn[0] else None), []).append(key)
+        turns = chain.from_iterable(groups[group] for group in sorted(groups, key=lambda group: group[0]))
         ordered = [next(turns) if key in asked else key for key in waiting[:_MOST_ORDERED]]
         return [*ordered, *waiting[_MOST_ORDERED:]]
 
-    def _turn(self, asked: Asked) -> tuple[bool, int]:
+    def _turn(self, asked: Asked) -> _Turn:
         clock = self._claims.clock
         if clock.now_s - asked.arrived_s > _LONGEST_WAIT * clock.queue_s:
-            return False, 0
+            return False, 0, False
         found_tokens, host_tokens = self._context(asked)
         need_s = self._admission.need_s(asked.tokens, found_tokens, host_tokens)
-        return True, frexp(max(_LEAST_NEED_S, need_s))[1]
+        return True, frexp(max(_LEAST_NEED_S, need_s))[1], not self._pinned(asked)
+
+    def _held(self, asked: Asked) -> Claim | None:
+        return (self._claims.of(asked.claim.workflow_id) or {}).get(asked.claim.agent)
+
+    def _pinned(self, asked: Asked) -> bool:
+        held = self._held(asked)
+        owners = held.tip.owners if held is not None and held.tip is not None else None
+        return owners is not None and owners.pinned(self._claims.clock.now_s, on_device=True) is not None
+
+    def _prompt(self, asked: Asked) -> FixedPrompt | None:
+        held = self._held(asked)
+        return asked.fixed_prompt or (held.fixed_prompt if held is not None else None)
 
     def _context(self, asked: Asked) -> tuple[int, int]:
         """How much of a prompt is cached, as far as claims tell, and how much of that only on the host."""
-        held = (self._claims.of(asked.claim.workflow_id) or {}).get(asked.claim.agent)
-        prompt = asked.fixed_prompt or (held.fixed_prompt if held is not None else None)
+        held, prompt = self._held(asked), self._prompt(asked)
         if held is not None and held.tip is not None and self._cached(held.tip):
             return held.context_tokens, _lacking_tokens(held.tip, held.context_tokens)
         if prompt is not None and prompt.tip is not None and self._cached(prompt.tip):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Backups:
     """Copies one context a step to the host, with all above it that has no copy.
 
-    Under ``write_through`` SGLang copies everything at once, so there is nothing to do unless copies are dropped.
+    Under ``write_through`` SGLang copies everything at once, so there is nothing to do unless copies are dropped, or
+    ordered where the host had no room for them.
 
     Args:
         cache: whose contexts are copied.
@@ -35,7 +36,8 @@ class Backups:
         controller: Any = self._cache.cache_controller
         if controller is None:
             return
-        if controller.write_policy != "write_through" or self._cache.tree_core.exclusive:
+        dropped = controller.write_policy != "write_through" or self._cache.tree_core.exclusive
+        if dropped or self.planner.has_orders:
             self._guard.run(self._begin, look, default=None)
 
     def _begin(self, look: Callable[[], Room]) -> None:

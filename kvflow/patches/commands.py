@@ -34,6 +34,7 @@ class CacheCommands:
             prefetch.planner if prefetch is not None else None,
             self._capacity,
             self._demote,
+            pin_hourly_s=settings.commands.pin_hourly_s,
             copying=_copying,
             backups=prefetch.backups.planner if prefetch is not None else None,
         )

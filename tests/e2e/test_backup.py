@@ -61,3 +61,19 @@ def test_what_is_retained_is_copied_where_only_hot_contexts_are(server: Server) 
     assert back["text"] == said
     assert back["meta_info"]["cached_tokens_details"]["host"] >= 600 - 16
     assert server.get("status")["degraded"] == {}
+
+
+def test_what_is_demoted_is_copied_first_where_only_hot_contexts_are(server: Server) -> None:
+    target = {"kind": "agent", "workflow_id": "w", "agent": "worker"}
+    said = server.step("w", "worker", PROMPT)["text"]
+    (outcome,) = server.events(command_action("kv.demote", target=target, ttl_s=60))
+    assert (outcome["status"], outcome["reason"]) == ("deferred", "leaves once it has been copied to the host")
+    until(server, "backups", 1)
+    deadline_s = time.monotonic() + 10
+    while any(place.startswith("device") for place in server.get("cache")["replicas"][0]["tokens"]):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    back = server.step("w", "worker", PROMPT)
+    assert back["text"] == said
+    assert back["meta_info"]["cached_tokens_details"]["host"] >= 600 - 16
+    assert server.get("status")["degraded"] == {}

@@ -217,6 +217,21 @@ def test_tails_nobody_extends_are_given_up_after_some_workflows(coordinator: Coo
     assert class_of(coordinator, node) is EvictionClass.UNCLAIMED
 
 
+def test_that_a_workflow_ends_says_nothing_about_whether_its_next_prompt_would_have_gone_on(
+    coordinator: Coordinator,
+) -> None:
+    role = coordinator.claims.role("review", "critic")
+    for index in range(30):
+        first, second = FakeNode(), FakeNode()
+        second.parent = first
+        announce(coordinator, f"w{index}", {"critic": 0})
+        coordinator.tag(claim(f"w{index}", "critic"), [(first, 96)], fixed_tokens=0)
+        coordinator.tag(claim(f"w{index}", "critic"), [(second, 128), (first, 96)], fixed_tokens=0)
+        retire(coordinator, f"w{index}")
+    assert role.tails_wasted == role.tails_reused
+    assert role.tail_probability == 1.0
+
+
 def test_experience_with_tails_fades(coordinator: Coordinator) -> None:
     role = coordinator.claims.role("review", "critic")
     for _ in range(200):

@@ -28,7 +28,9 @@ from tests.unit.engine.load_table import Node
 class Server:
     """Two agents of one workflow: a shared prompt of 100 tokens, and 60 of each one's own."""
 
-    def __init__(self, *, policy: str = "cost", host_tokens: int = 10_000, prefetch: bool = True) -> None:
+    def __init__(
+        self, *, policy: str = "cost", host_tokens: int = 10_000, prefetch: bool = True, pin_hourly_s: float = 3600
+    ) -> None:
         self.coordinator = Coordinator(policy)
         pace = PrefetchPace(ServingCosts(), link_share=1.0, device_tokens=16_000)
         counters = Counters()
@@ -42,6 +44,7 @@ class Server:
             self.prefetcher,
             lambda: capacity,
             self.demote,
+            pin_hourly_s=pin_hourly_s,
             copying=lambda node: id(node) in self.copying,
             backups=self.backups,
         )
@@ -59,7 +62,11 @@ class Server:
 
     def demote(self, node: object) -> bool:
         assert isinstance(node, Node)
-        if id(node) in self.locked | self.copying or any(not child.evicted for child in node.children.values()):
+        if (
+            not node.backuped
+            or id(node) in self.locked | self.copying
+            or any(not child.evicted for child in node.children.values())
+        ):
             return False
         node.evicted = True
         return True
@@ -285,6 +292,25 @@ def test_what_is_being_copied_leaves_afterwards(server: Server) -> None:
     server("kv.demote", "b", ttl_s=5.0)
     server.time(5.1)
     assert [answer.status for _, answer in server.commands.tick()] == ["rejected"]
+
+
+def test_what_has_no_copy_is_copied_and_leaves_afterwards(server: Server) -> None:
+    server.own["a"].backuped = server.shared.backuped = False
+    assert server("kv.demote", ttl_s=5.0).status == "deferred"
+    assert server.backups.next(lambda node: False) is server.own["a"]
+    server.own["a"].backuped = True
+    ((command, answer),) = server.commands.tick()
+    assert (command.verb, answer.status, answer.tokens) == ("kv.demote", "clipped", 60)
+    server.coordinator.claims.clock.version += 1
+    assert server.backups.next(lambda node: False) is None, "what others use as well stays anyway"
+
+
+def test_a_copy_that_cannot_be_made_is_not_waited_for_longer_than_was_said(server: Server) -> None:
+    server.own["a"].backuped = False
+    assert server("kv.demote", ttl_s=5.0).status == "deferred"
+    server.time(5.1)
+    assert [answer.status for _, answer in server.commands.tick()] == ["rejected"]
+    assert server.backups.next(lambda node: False) is None
 
 
 def test_not_everything_that_is_to_leave_is_waited_for(server: Server) -> None:

@@ -60,7 +60,7 @@ def test_one_that_keeps_nothing_costs_nothing() -> None:
 def test_waits_are_told_in_seconds() -> None:
     journal = Journal(Coordinator("cost").claims.clock, 10)
     journal.stalled("w", "a", "r", 0.25)
-    journal.admitted("w", 100, 3.0)
+    journal.admitted(["w"], 100, 3.0)
     assert [(entry["event"], entry["seconds"]) for entry in journal.read("w")] == [("stalled", 0.25), ("let in", 3.0)]
 
 

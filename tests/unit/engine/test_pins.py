@@ -83,3 +83,43 @@ def test_release_takes_back_the_orders_of_a_workflow_that_is_over(server: Server
     assert server.backups.next(lambda node: False) is None
     server.own["b"].evicted = False
     assert server.commands.tick() == []
+
+
+def test_a_tenant_pins_for_as_long_as_its_time_lasts() -> None:
+    server = Server(pin_hourly_s=36.0)  # of 250 tokens: 9,000 token-seconds, of which 2.5 come back a second
+    used_up = "the tenant's time is used up (commands.pin_hourly_s)"
+    assert server("kv.pin", ttl_s=30.0) == Answer(status="accepted", tokens=160)
+    told = server("kv.pin", "b", ttl_s=60.0)
+    assert told == Answer(status="clipped", reason=f"for 45 s: {used_up}", tokens=160), (
+        "what is shared is paid for once"
+    )
+    assert server("kv.pin", tenant="another", ttl_s=50.0).status == "accepted"
+    server.time(20.0)
+    assert server.coordinator.class_of(server.own["b"]) is EvictionClass.PINNED
+    assert server("kv.pin", "b", ttl_s=60.0).reason == f"for 25.3 s: {used_up}"
+    server.time(45.4)
+    assert server.coordinator.class_of(server.own["b"]) is not EvictionClass.PINNED
+
+
+def test_time_that_a_pin_does_not_take_is_given_back() -> None:
+    server = Server(pin_hourly_s=36.0)
+    server("kv.pin", ttl_s=50.0)
+    server.time(10.0)
+    assert server("kv.release").status == "accepted"
+    assert server("kv.pin", ttl_s=40.0).status == "accepted"
+    server.time(51.0)
+    assert server("kv.pin", ttl_s=40.0).status == "clipped"
+    server.time(3700.0)
+    server.commands.tick()
+    assert server("kv.pin", ttl_s=56.0).status == "accepted"
+
+
+def test_a_pin_for_which_no_time_is_left_is_rejected() -> None:
+    server = Server(pin_hourly_s=36.0)
+    assert server("kv.pin", ttl_s=600.0).status == "clipped"
+    rejected = Answer(status="rejected", reason="the tenant's time is used up (commands.pin_hourly_s)")
+    assert server("kv.pin", "b") == rejected
+    assert server.coordinator.class_of(server.own["b"]) is not EvictionClass.PINNED
+    server.time(2000.0)
+    server.commands.flushed()
+    assert server("kv.pin").status == "accepted"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvflow.engine import PromptClaim
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from tests.unit.engine.test_claims import FakeNode
@@ -116,3 +118,19 @@ def test_a_programs_time_is_booked_by_what_it_did_meanwhile() -> None:
     table.ask("a", 1000)
     table.allowed("a")
     assert 100.0 <= served_s(table) < 110.0, "a long tool has served nobody"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_contexts_that_leave_although_their_program_has_a_place_teach_that_less_fits(lost: bool) -> None:
+    table = Table()
+    table.start("a", 40_000)
+    node = FakeNode(key=range(40_000), parent=FakeNode(), backuped=not lost, evicted=lost)
+    for second in range(10):
+        table.coordinator.tag(PromptClaim(workflow_id="a", workflow_type="t", agent="a"), [(node, 40_000)], 0)
+        table.answer("a", due_s=second + 1.0)
+        table.coordinator.tick(second + 1.0)
+        table.start("a", 40_100)
+    table.answer("a")
+    table.end("a")
+    keys = [table.ask(name, 46_000) for name in "bc"]
+    assert table.allowed(*keys) == (["b"] if lost else ["b", "c"])

@@ -163,6 +163,18 @@ def test_the_journal_hears_who_is_held_and_how_long() -> None:
     assert entry["reason"].startswith("after ")
 
 
+def test_the_journal_names_the_sub_workflows_whose_requests_are_held() -> None:
+    table = Table()
+    claims = table.coordinator.claims
+    journal = Journal(claims.clock, 10)
+    table.programs = Programs(claims, ProgramAdmission(ServingCosts()), journal)
+    table.start("first", 60_000)
+    table.ask("sub", 60_000, program="main")
+    assert table.allowed("sub") == []
+    (entry,) = journal.read("sub")
+    assert (entry["event"], entry["owners"]) == ("held back", (("main", ""), ("sub", "")))
+
+
 def test_with_many_programs_decisions_pause_unless_nothing_runs() -> None:
     table = Table()
     names = [table.ask(f"p{number}", 20) for number in range(1000)]

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from kvflow.engine import Coordinator, PromptClaim
+from kvflow.engine.owners import Pin
 from kvflow.engine.roles import FixedPrompt
 from kvflow.engine.turns import Turns
 from kvflow.policy import ProgramAdmission, ServingCosts
@@ -103,6 +104,28 @@ def test_a_fixed_prompt_in_the_cache_counts_for_who_has_nothing_else_there() -> 
     queue.coordinator.claims.clock.queue_s = 1.0
     queue.asked["shares"].fixed_prompt = FixedPrompt(tokens=8_000, tip=FakeNode(key=range(8_000)))
     assert queue.order("alone", "shares") == ["shares", "alone"]
+
+
+def test_who_shares_a_fixed_prompt_follows_the_first_of_its_siblings() -> None:
+    queue = Queue(one=9_000, other=9_000, sibling=9_000, last=9_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    assert queue.order("one", "other", "sibling", "last") == ["one", "other", "sibling", "last"]
+    queue.asked["one"].fixed_prompt = queue.asked["sibling"].fixed_prompt = FixedPrompt(tokens=2_000)
+    assert queue.order("one", "other", "sibling", "last") == ["one", "sibling", "other", "last"]
+    queue.coordinator.tick(5.0)
+    assert queue.order("one", "other", "sibling", "last") == ["one", "other", "sibling", "last"], "all have waited long"
+
+
+def test_of_alike_requests_those_come_first_whose_context_is_pinned() -> None:
+    queue = Queue(one=9_000, pinned=9_000, small=500)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    queue.cached("one", 4_000)
+    node = queue.cached("pinned", 4_000)
+    assert node.owners is not None
+    node.owners.pins["t", "device"] = Pin(until_s=1.0, priority=50, on_device=True)
+    assert queue.order("one", "pinned", "small") == ["small", "pinned", "one"]
+    queue.coordinator.tick(1.5)
+    assert queue.order("one", "pinned", "small") == ["small", "one", "pinned"], "the pin is over"
 
 
 def test_nobody_is_overtaken_who_has_waited_for_several_mean_waits() -> None:
