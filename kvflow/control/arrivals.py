@@ -32,10 +32,10 @@ class Arrivals:
         return None if self.gap_steps is None else max(0.0, self.gap_steps - self._steps)
 
     def next_s(self, now_s: float) -> float:
-        """When the next start is expected: a mean gap after the last one, or after now if that has passed."""
+        """When the next start is expected: a mean gap after the last one, and as long again as it has been missing."""
         since_s = now_s if self._started_s is None else self._started_s
         due_s = since_s + self.gap_s
-        return due_s if due_s > now_s else now_s + self.gap_s
+        return due_s if due_s > now_s else now_s + max(self.gap_s, now_s - since_s)
 
     def step(self, live: int) -> bool:
         """One of ``live`` concurrent workflows has started a step; tells whether the next start is a step nearer."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from kvflow.control.arrivals import Arrivals
 from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
-from kvflow.graph import END, START, steps_to_execution
+from kvflow.graph import END, START, expected_steps, steps_to_execution
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
@@ -80,13 +81,18 @@ class Coming:
         """What has changed because nothing happened; to be called a few times a second. Cost: O(types)."""
         now_s = self._clock()
         for workflow_type, state in list(self._types.items()):
-            if state.live and now_s >= state.revisit_s:
-                self._predict(workflow_type, state)
-            elif not state.live and now_s - state.last_seen_s > self._idle_s:
+            if not state.live and now_s - state.last_seen_s > self._idle_s:
                 del self._types[workflow_type]
                 if state.announced is not None:
                     self._untold[workflow_type] = replace(state.announced, claims=(), retired=True)
+            elif now_s >= state.revisit_s:
+                self._predict(workflow_type, state)
         return self.announce()
+
+    def _before_s(self, workflow_type: str, agents: Mapping[str, int], count: int) -> float:
+        """How long the steps take before an agent's that is so many steps from the start."""
+        typical_s = [self._forecaster.pace.typical_s(workflow_type, agent) for agent in agents if agents[agent] < count]
+        return (count - 1) * fmean(typical_s) if typical_s else 0.0
 
     def _predict(self, workflow_type: str, state: _Type) -> None:
         """Note what the next workflow will want, if that is known and something new."""
@@ -97,14 +103,16 @@ class Coming:
         steps = steps_to_execution(known.graph, frozenset({START}))
         start_s = state.arrivals.next_s(now_s)
         state.revisit_s = max(now_s + _LEAST_REVISIT_S, start_s)
+        agents = {agent: count for agent, count in sorted(steps.items()) if count is not None and agent != END}
+        likely = expected_steps(known.graph, frozenset({START}))
         claims = tuple(
             ClaimPrediction(
                 agent=agent,
                 steps=round(count + left_steps, 1),
-                due_s=round(start_s + (count - 1) * self._forecaster.pace.typical_s(workflow_type, agent), 1),
+                probability=round(likely[agent].probability, 3),
+                due_s=round(start_s + self._before_s(workflow_type, agents, count), 1),
             )
-            for agent, count in sorted(steps.items())
-            if count is not None and agent != END
+            for agent, count in agents.items()
         )
         update = WorkflowUpdate(workflow_id=workflow_type, workflow_type=workflow_type, claims=claims, expected=True)
         if update != state.announced:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvflow.control.workflow import Context, ToolWait, Workflow
-from kvflow.graph import NextUse
+from kvflow.graph import END, NextUse
 from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Survival, continuum_ttl
 from kvflow.predict.endings import Endings
 from kvflow.predict.next_use import StepsAhead, Wait, next_use, still_alive
 
 _RETURN = "return"
 _LEAST_PROBABILITY = 0.01
+_DIES = 0.02
+"""Share of pauses that no client comes back from, before anything is known."""
 _WAITED_WEIGHT = 0.05
 
 
@@ -82,6 +85,7 @@ class Forecaster:
         """
         ahead = workflow.cursor.next_use if workflow.cursor is not None else {}
         pinned = {agent for agent, _ in workflow.pins}
+        lengths = _StepLengths(ahead, lambda agent: self._step_s(workflow, agent))
         predictions = []
         for agent in sorted(steps.keys() | pinned | workflow.contexts.keys()):
             count = steps.get(agent)
@@ -100,43 +104,53 @@ class Forecaster:
                     )
                 )
                 continue
-            probability, due_s = self._next(workflow, agent, count, ahead.get(agent), now_s)
+            probability, due_s = self._next(workflow, agent, count, ahead.get(agent), lengths, now_s)
             predictions.append(
                 ClaimPrediction(agent=agent, steps=count, pinned=agent in pinned, probability=probability, due_s=due_s)
             )
         return tuple(predictions)
 
     def _next(
-        self, workflow: Workflow, agent: str, steps: float | None, ahead: NextUse | None, now_s: float
+        self,
+        workflow: Workflow,
+        agent: str,
+        steps: float | None,
+        ahead: NextUse | None,
+        lengths: _StepLengths,
+        now_s: float,
     ) -> tuple[float, float]:
         """Probability and time of the next use of a context that no request uses now."""
         context = workflow.contexts.get(agent)
         later = ahead.probability if ahead is not None else 0.0
-        if not steps and context is not None and context.turns:  # its step goes on: a tool, or the client, has the word
+        waits = [wait for (owner, _), wait in workflow.waits.items() if owner == agent]
+        # Its step goes on, or waits for a tool all the same: the tool, or the client, has the word.
+        if (waits or not steps) and context is not None and context.turns:
             again = self._again(workflow, agent, context)
-            waits = [wait for (owner, _), wait in workflow.waits.items() if owner == agent]
             probability, left_s = self._after(workflow, agent, context, waits, again, now_s)
             expected = [wait.started_s + wait.expected_s for wait in waits if wait.expected_s is not None]
             if workflow.children:  # it waits for a sub-workflow, and silence says nothing
                 probability = max(probability, again)
             due_s = now_s + left_s
             if expected and len(expected) == len(waits) and max(expected) > now_s:
-                due_s = max(expected)
+                probability, due_s = again, max(expected)
             return probability, round(due_s, 2)
-        if context is not None and context.turns and not workflow.declared:
+        if workflow.declared:
+            later *= self._alive(workflow, now_s)
+        elif context is not None and context.turns:
             later, due_s = self._return(workflow, agent, context, now_s)
             if ahead is None or ahead.steps is None:
                 return later, due_s
+        if ahead is None:  # only the graph's earliest step is known, or nothing at all
+            later = 1.0 if steps is not None else 0.0
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
-            # only the graph's earliest step is known, or nothing at all
-            return (1.0 if steps is not None else later), now_s + (steps or 0.0) * self._step_s(workflow, agent)
+            return later, now_s + (steps or 0.0) * self._step_s(workflow, agent)
         forecast = next_use(
             again=later,
             ahead=StepsAhead(
                 probability=later,
                 steps=ahead.steps,
                 left_s=self._step_left_s(workflow, agent, now_s),
-                step_s=self._step_s(workflow, agent),
+                step_s=lengths.before_s(agent),
                 spread_s=self.pace.spread_s(workflow.workflow_type, agent),
             ),
         )
@@ -199,13 +213,50 @@ class Forecaster:
         """What is left of the step under way; once it should be over, as long as such steps vary (if exponential)."""
         if workflow.latest is None:
             return self._step_s(workflow, agent)
+        if workflow.latest not in workflow.started_s:  # it has ended, and the next one is to begin
+            return 0.0
         latest = workflow.latest[0]
         step_s = self._step_s(workflow, latest)
-        passed_s = max(0.0, now_s - workflow.started_s.get(workflow.latest, now_s))
+        passed_s = max(0.0, now_s - workflow.started_s[workflow.latest])
         return min(step_s, max(step_s - passed_s, self.pace.spread_s(workflow.workflow_type, latest)))
+
+    def _alive(self, workflow: Workflow, now_s: float) -> float:
+        """Probability that a run goes on which says nothing: its client may have died, and its graph does not know."""
+        if workflow.at_work or workflow.latest is None:
+            return 1.0
+        answered_s = [context.answered_s for context in workflow.contexts.values() if context.answered_s is not None]
+        silent_s = max(0.0, now_s - max([workflow.last_seen_s, *answered_s]))
+        likely = self.returns.of(_RETURN, _key(workflow, workflow.latest[0])).longer_than(silent_s)
+        for wait in workflow.waits.values():
+            if wait.expected_s is not None and wait.started_s + wait.expected_s > now_s:
+                return 1.0
+            likely = max(likely, self._durations(workflow, wait).longer_than(max(0.0, now_s - wait.started_s)))
+        return still_alive(1 - _DIES, likely)
 
     def _step_s(self, workflow: Workflow, agent: str) -> float:
         return self.pace.step_s(workflow.workflow_id, workflow.workflow_type, agent)
+
+
+class _StepLengths:
+    """How long the steps are that may come before an agent's next one: the others', as likely as they are.
+
+    Args:
+        ahead: who may run next.
+        step_s: how long an agent's steps are.
+    """
+
+    def __init__(self, ahead: Mapping[str, NextUse], step_s: Callable[[str], float]) -> None:
+        self._step_s = step_s
+        self._weighted = {agent: (use.probability, use.probability * step_s(agent)) for agent, use in ahead.items()}
+        self._weighted.pop(END, None)
+        self._total = sum(weight for weight, _ in self._weighted.values())
+        self._total_s = sum(seconds for _, seconds in self._weighted.values())
+
+    def before_s(self, agent: str) -> float:
+        """Mean length; that of the agent's own if there are no others. Cost: O(1)."""
+        own, own_s = self._weighted.get(agent, (0.0, 0.0))
+        others = self._total - own
+        return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._step_s(agent)
 
 
 def _key(workflow: Workflow, agent: str) -> str:

@@ -156,7 +156,7 @@ class ControlPlane:
         self._touch(workflow)
         known_step = workflow.latest
         step_id = workflow.start(fact.agent, fact.step_id)
-        workflow.started_s.setdefault((fact.agent, step_id), self._clock())
+        workflow.began(fact.agent, step_id, self._clock())
         if asks:
             self._ask(workflow, fact.agent)
         if workflow.latest != known_step:
@@ -210,8 +210,6 @@ class ControlPlane:
         if workflow is None:
             return Status.MISSING, "workflow is not live"
         self._touch(workflow)
-        if fact.agent not in workflow.agents:
-            return Status.MISSING, "this agent has not run in the workflow"
         key = (fact.agent, fact.call_id or fact.tool)
         if fact.event == "end":
             return self._tool_end(workflow, key, intake)
@@ -220,7 +218,10 @@ class ControlPlane:
             return Status.REJECTED, f"workflow already waits for {len(workflow.waits)} calls (pin.max_calls)"
         now_s = self._clock()
         wait = ToolWait(tool=fact.tool, verb=fact.verb, started_s=now_s, expected_s=fact.expected_s)
+        wait.step_id = fact.step_id
         workflow.waits[key] = wait
+        if fact.agent not in workflow.agents:
+            return Status.ACCEPTED, "nothing is pinned: the agent has not run yet"
         if fact.agent in workflow.contexts:
             workflow.contexts[fact.agent].last_tool = fact.tool
         wanted_s = fact.expected_s
@@ -317,7 +318,7 @@ class ControlPlane:
         self.forecaster.workflow_ended(workflow, ended=ended)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
-            learner.finish(workflow.workflow_id)
+            (learner.finish if ended else learner.forget)(workflow.workflow_id)
         del self._workflows[workflow.workflow_id]
         self._count_child(workflow, -1)
         self._coming.ended(workflow.workflow_type)

@@ -10,6 +10,9 @@ from typing import Any, Literal
 from kvflow.graph import END, START, AgentStepGraph, Cursor
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
+_MOST_STEPS = 1024
+"""Of a workflow that may be under way."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ToolWait:
@@ -18,12 +21,14 @@ class ToolWait:
     Attributes:
         started_s: clock reading.
         expected_s: how long it takes, if the client says so.
+        step_id: of the step that waits, if the client says so.
     """
 
     tool: str
     verb: str | None
     started_s: float
     expected_s: float | None = None
+    step_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -52,7 +57,7 @@ class Workflow:
         children: sub-workflows that live.
         contexts: by agent, for those that have sent requests.
         waits: tool calls under way, by (agent, call).
-        started_s: when the steps under way started, by (agent, step id).
+        started_s: when the steps under way started, by (agent, step id); of those that never end, the latest.
         revisit_s: when its predictions are to be made again although nothing has happened.
         pins: deadline in clock seconds of every tool call the workflow waits for, by (agent, call).
         cursor: follows the run through its graph; None while the type's graph is unknown.
@@ -101,13 +106,20 @@ class Workflow:
             step_id = self.latest[1]
         if step_id is None:
             step_id = f"{agent}#{sum(self.agents.values())}"
-        if self.latest != (agent, step_id):
+        step = (agent, step_id)
+        if step != self.latest and step not in self.started_s:  # parallel steps take turns
             self.agents[agent] = self.agents.get(agent, 0) + 1
-            self.latest = (agent, step_id)
+            self.latest = step
         if self.cursor is not None:
             self.cursor.start(agent, step_id)
-        self._unpin(agent)
+        self._unpin(agent, step_id)
         return step_id
+
+    def began(self, agent: str, step_id: str, now_s: float) -> None:
+        """Note when a step started, unless it goes on."""
+        self.started_s.setdefault((agent, step_id), now_s)
+        if len(self.started_s) > _MOST_STEPS:
+            del self.started_s[next(iter(self.started_s))]
 
     def end(self, agent: str, step_id: str | None) -> str | None:
         """An agent has ended a step; returns the step's id as far as known."""
@@ -115,7 +127,7 @@ class Workflow:
             step_id = self.latest[1]
         if self.cursor is not None:
             self.cursor.end(agent, step_id)
-        self._unpin(agent)
+        self._unpin(agent, step_id)
         return step_id
 
     def expire_pins(self, now_s: float) -> bool:
@@ -144,11 +156,11 @@ class Workflow:
             ],
         }
 
-    def _unpin(self, agent: str) -> None:
-        """An agent that goes on has what it waited for, whatever became of the calls."""
-        for calls in (self.pins, self.waits):
-            for key in [key for key in calls if key[0] == agent]:
-                del calls[key]
+    def _unpin(self, agent: str, step_id: str | None) -> None:
+        """A step that goes on has what it waited for, whatever became of the calls; so has its agent of others."""
+        for key in [key for key, wait in self.waits.items() if key[0] == agent and wait.step_id in (None, step_id)]:
+            del self.waits[key]
+            self.pins.pop(key, None)
 
     def _running(self) -> set[str]:
         """Agents that run now: those the cursor knows of, and the latest one if its graph does not have it."""

@@ -143,11 +143,11 @@ class Claim:
             self.since_s, self.due_s, self.placed = None, clock.now_s + self.pause_s, False
             clock.version += 1
 
-    def settle_tail(self, *, reused: bool) -> None:
-        """Enter into experience whether the latest tail was extended by a later prompt."""
+    def settle_tail(self, *, reused: bool, last: bool = False) -> None:
+        """Enter into experience whether the latest tail was extended by a later prompt; ``last``: none came."""
         if self.tail_pending:
             self.tail_pending = False
-            self.role.settle_tail(reused=reused)
+            self.role.settle_tail(reused=reused, last=last)
 
     def set(self, prediction: ClaimPrediction | None) -> bool:
         """Take over a prediction, None if there is none any more; tells whether anything changed."""

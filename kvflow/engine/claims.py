@@ -121,7 +121,7 @@ class ClaimTable:
 
     def _retire(self, claims: dict[str, Claim]) -> None:
         for claim in claims.values():
-            claim.settle_tail(reused=False)
+            claim.settle_tail(reused=False, last=True)
             claim.set(None)
             claim.retired, claim.ended_s = True, self.clock.now_s
             claim.role.settle_end(tokens=claim.tail_tokens)

@@ -57,6 +57,7 @@ class Role:
         stamp: counts the role's prompts.
         tails_reused: dynamic tails that a later prompt extended.
         tails_wasted: dynamic tails that none did.
+        tails_replaced: of these, those after which a prompt came, and began otherwise.
         ended_tokens: length of the dynamic tails that ended workflows left.
         revived_tokens: what later workflows found of those.
         claims: live claims that expect to run the agent.
@@ -68,6 +69,7 @@ class Role:
     stamp: int = 0
     tails_reused: int = 0
     tails_wasted: int = 0
+    tails_replaced: int = 0
     ended_tokens: int = 0
     revived_tokens: int = 0
     claims: dict[Claim, None] = field(default_factory=dict)
@@ -105,18 +107,23 @@ class Role:
 
     @property
     def tail_probability(self) -> float:
-        """Probability that the agent's next prompt extends its latest tail."""
-        return (self.tails_reused + _TAIL_PRIOR) / (self.tails_reused + self.tails_wasted + _TAIL_PRIOR)
+        """Probability that the agent's next prompt, if one comes, extends its latest tail."""
+        return (self.tails_reused + _TAIL_PRIOR) / (self.tails_reused + self.tails_replaced + _TAIL_PRIOR)
 
-    def settle_tail(self, *, reused: bool) -> None:
-        """Add to the experience with this agent's tails; older experience fades."""
+    def settle_tail(self, *, reused: bool, last: bool = False) -> None:
+        """Add to the experience with this agent's tails; older experience fades.
+
+        Args:
+            reused: a later prompt has extended it.
+            last: no prompt of its workflow came any more.
+        """
         if self.tails_reused + self.tails_wasted >= _TAIL_MEMORY:
             self.tails_reused //= 2
             self.tails_wasted //= 2
-        if reused:
-            self.tails_reused += 1
-        else:
-            self.tails_wasted += 1
+            self.tails_replaced //= 2
+        self.tails_reused += reused
+        self.tails_wasted += not reused
+        self.tails_replaced += not (reused or last)
 
     @property
     def ends_for_good(self) -> bool:

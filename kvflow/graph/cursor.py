@@ -110,7 +110,8 @@ class Cursor:
         if self.steps[agent] not in (0, 1) and step_id not in self._past_steps.get(agent, ()):
             self.surprises += 1
         self._take_edges_into(agent)
-        self._running.pop(END, None)
+        for ends in (START, END):  # a run may be seen first in the middle, and go on after its end
+            self._running.pop(ends, None)
         if agent not in self._running:
             self._running[agent] = set()
             self._past_steps.pop(agent, None)

@@ -14,6 +14,8 @@ _BURST_S = 0.5
 """Link time that can be saved up."""
 _WASTE = 0.1
 """What may be wasted, of what was used."""
+_UNKNOWN = 0.25
+"""What of the loads that are open counts as wasted, at least, until as much as the allowance has been used or wasted."""
 _ALLOWANCE = 1 / 16
 """What may be wasted to begin with, of the device's size."""
 _WASTED_LINK = 0.001
@@ -27,7 +29,7 @@ class PrefetchPace:
 
     Two limits. Of the link's time, a share. And of mistakes, a budget: an allowance to begin with, a tenth of what
     requests have used, and a thousandth of the link's time. What has been loaded and not been used yet counts as far
-    as such loads have been wasted lately. So predictions that are wrong load next to nothing, whatever they are wrong
+    as such loads have been wasted lately, and a quarter of it at least while little is known. No more is owed than the allowance. So predictions that are wrong load next to nothing, whatever they are wrong
     about, and right ones are not held up by those.
 
     Source: the lead is KVFlow's (arXiv 2507.07400, section 4.3: while the predecessor runs), in seconds. The budget is
@@ -62,7 +64,9 @@ class PrefetchPace:
     @property
     def may_load(self) -> bool:
         """Whether both limits allow another load that is predicted to be of use."""
-        return self.link_free and self._budget_tokens > self.wasted_share * self._open_tokens
+        known = self._used_tokens + self._wasted_tokens >= self._most_tokens
+        share = self.wasted_share if known else max(self.wasted_share, _UNKNOWN)
+        return self.link_free and self._budget_tokens > share * self._open_tokens
 
     def near(self, next_s: float, steps: float | None, tokens: int) -> bool:
         """Whether a use is so near that its context should be loaded now.
@@ -99,7 +103,7 @@ class PrefetchPace:
         """Part of what was loaded has left the device unused."""
         self._settle(tokens)
         self._wasted_tokens += tokens
-        self._budget_tokens -= tokens
+        self._budget_tokens = max(-self._most_tokens, self._budget_tokens - tokens)
 
     def missed(self, tokens: int) -> None:
         """Part of what was to be loaded did not come: nothing was wasted."""

@@ -29,12 +29,12 @@ def test_the_next_workflow_comes_a_step_nearer_with_every_step(plane: ControlPla
     assert run(plane, clock, "w2") == [4.0, 3.0, 2.0, 1.0]
 
 
-def test_it_is_due_a_gap_after_the_last_start_and_when_that_has_passed_a_gap_from_now() -> None:
+def test_it_is_due_a_gap_after_the_last_start_and_when_that_has_passed_as_long_again() -> None:
     arrivals = Arrivals()
     arrivals.start(0.0)
     arrivals.start(8.0)
     assert arrivals.next_s(10.0) == 16.0
-    assert arrivals.next_s(20.0) == 28.0
+    assert arrivals.next_s(20.0) == 32.0
 
 
 def test_what_is_left_of_a_step_shrinks_while_it_runs_as_far_as_such_steps_are_alike(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from kvflow.config import Settings
@@ -35,6 +37,9 @@ class Driver:
 
     def tool(self, workflow: str, event: str, tool: str = "bash", **fields: object) -> None:
         self._take(ToolFact(workflow_id=workflow, agent="coder", tool=tool, event=event, **fields))
+
+    def step_end(self, workflow: str, agent: str) -> None:
+        self._take(StepFact(workflow_id=workflow, workflow_type="t", agent=agent, event="end"))
 
     def end(self, workflow: str) -> None:
         self._take(StepFact(workflow_id=workflow, agent=END))
@@ -157,3 +162,119 @@ def test_a_declared_graph_knows_who_never_returns(driver: Driver) -> None:
     driver.answer("w", agent="plan")
     driver.ask("w", agent="coder")
     assert "plan" not in driver.claims["w"]
+
+
+PAUSE_S = 3.0
+
+
+def play(driver: Driver, workflow: str, *steps: tuple[str, float]) -> None:
+    """Agents ask one after the other, and say when their step ends."""
+    for agent, seconds in steps:
+        driver.ask(workflow, agent=agent)
+        driver.clock.now_s += seconds
+        driver.answer(workflow, agent=agent)
+        driver.step_end(workflow, agent)
+        driver.clock.now_s += PAUSE_S
+
+
+def fading(driver: Driver, agent: str) -> list[float]:
+    """How likely an agent's next use is while nobody says anything."""
+    found = []
+    for _ in range(300):
+        driver.clock.now_s += 2.0
+        driver.expire()
+        claim = driver.claims["w"].get(agent)
+        found.append(claim.probability if claim is not None else 0.0)
+    return found
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_what_has_faded_in_silence_stays_so(driver: Driver, declared: bool) -> None:
+    if declared:
+        graph = AgentStepGraph("t").chain("START", "planner", "coder")
+        graph.edge("coder", "planner", probability=0.9)
+        graph.edge("coder", "END", probability=0.1)
+        driver.plane.graphs.declare("t", to_dict(graph))
+    for index in range(20):
+        play(driver, f"old{index}", *[("planner", 1.0), ("coder", 1.0)] * 6)
+        driver.end(f"old{index}")
+    play(driver, "w", *[("planner", 1.0), ("coder", 1.0)] * 2)
+    probabilities = [driver.claims["w"]["planner"].probability, *fading(driver, "planner")]
+    assert probabilities[0] > 0.3
+    assert probabilities[-1] < 0.05
+    assert all(later <= earlier + 0.02 for earlier, later in pairwise(probabilities))
+
+
+def test_a_long_step_delays_what_follows_it_and_not_itself(driver: Driver) -> None:
+    graph = AgentStepGraph("t").chain("START", "a", "b", "c", "END")
+    driver.plane.graphs.declare("t", to_dict(graph))
+    for index in range(20):
+        play(driver, f"old{index}", ("a", 1.0), ("b", 60.0), ("c", 1.0))
+        driver.end(f"old{index}")
+    driver.ask("w", agent="a")
+    assert driver.left_s("w", "b") < 5
+    assert driver.left_s("w", "c") > 20
+
+
+def test_what_follows_a_step_that_has_ended_is_due_now(driver: Driver) -> None:
+    graph = AgentStepGraph("t").chain("START", "a", "b", "END")
+    driver.plane.graphs.declare("t", to_dict(graph))
+    for index in range(20):
+        play(driver, f"old{index}", ("a", 60.0), ("b", 1.0))
+        driver.end(f"old{index}")
+    play(driver, "w", ("a", 60.0))
+    assert driver.left_s("w", "b") < 5
+
+
+def test_a_tool_that_takes_as_long_as_was_said_makes_nobody_doubt(driver: Driver) -> None:
+    for index in range(40):
+        driver.turn(f"old{index}", 1.0)
+    driver.ask("w")
+    driver.answer("w")
+    driver.tool("w", "start", verb="ls", expected_s=600.0)
+    driver.clock.now_s += 60.0
+    driver.ask("w", agent="another")
+    assert driver.claims["w"]["coder"].probability > 0.5
+    assert driver.left_s("w") == pytest.approx(540, abs=0.1)
+
+
+def test_a_tool_that_goes_on_after_its_step_is_waited_for(driver: Driver) -> None:
+    for index in range(10):
+        play(driver, f"old{index}", *[("coder", 1.0)] * 5)
+        driver.end(f"old{index}")
+    play(driver, "w", *[("coder", 1.0)] * 3)
+    driver.tool("w", "start", expected_s=600.0)
+    assert driver.left_s("w") == pytest.approx(600, abs=0.1)
+    driver.clock.now_s += 300.0
+    driver.expire()
+    assert driver.left_s("w") == pytest.approx(300, abs=0.1)
+
+
+def test_tools_of_an_agent_that_has_not_run_teach_how_long_they_take(driver: Driver) -> None:
+    for index in range(40):
+        driver.ask(f"w{index}", agent="another")
+        driver.tool(f"w{index}", "start", verb="slow")
+        driver.clock.now_s += 100.0
+        driver.tool(f"w{index}", "end", verb="slow")
+    driver.ask("w")
+    driver.answer("w")
+    driver.tool("w", "start", verb="slow")
+    assert 50 < driver.left_s("w") < 200
+
+
+def test_a_workflow_to_come_is_expected_later_the_longer_it_fails_to(driver: Driver) -> None:
+    play(driver, "before", ("coder", 1.0))
+    expected = []
+    for workflow in ("one", "two"):
+        driver.clock.now_s += 4.0
+        play(driver, workflow, ("coder", 1.0))
+        driver.end(workflow)
+    for _ in range(100):
+        driver.clock.now_s += 0.5
+        expected += [update for update in driver.plane.expire() if update.expected]
+        due_s = expected[-1].claims[0].due_s if expected else None
+        assert due_s is None or due_s > driver.clock.now_s - 0.5
+    assert expected
+    last_s = expected[-1].claims[0].due_s
+    assert last_s is not None
+    assert last_s > driver.clock.now_s + 5

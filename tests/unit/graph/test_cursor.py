@@ -37,6 +37,12 @@ def test_along_a_chain_each_start_finishes_the_one_before():
     assert cursor.surprises == 0
 
 
+def test_a_run_seen_first_in_the_middle_has_left_start():
+    cursor = follow(AgentStepGraph().chain(START, "a", "b", "c"), "b")
+    assert cursor.active == {"b"}
+    assert cursor.steps == {"a": None, "b": 0, "c": 1, END: 2}
+
+
 def test_after_an_end_fact_the_successor_is_due():
     cursor = follow(AgentStepGraph().chain(START, "a", "b", "c"), "a")
     cursor.end("a")

@@ -88,4 +88,14 @@ def test_what_is_not_used_yet_counts_as_far_as_such_loads_have_been_wasted(pace:
         pace.tick(float(second))
         if pace.may_load:
             pace.loaded(1000)
-    assert 5_000 <= pace._open_tokens <= 20_000
+    assert 4_000 <= pace._open_tokens <= 5_000
+
+
+def test_after_a_wave_of_wrong_loads_no_more_is_owed_than_the_allowance(pace: PrefetchPace) -> None:
+    pace.tick(0.0)
+    for _ in range(100):
+        pace.loaded(1000)
+        pace.wasted(1000)
+    link_tokens = 0.001 / COSTS.load_token_s
+    pace.tick(1.0 + 1000 / link_tokens)
+    assert pace.may_load
