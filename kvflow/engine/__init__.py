@@ -21,7 +21,7 @@ from kvflow.engine.guard import Guard, GuardSettings, Regret
 from kvflow.engine.journal import Journal
 from kvflow.engine.locate import Located
 from kvflow.engine.ports import Node
-from kvflow.engine.prefetch import Load, Prefetcher
+from kvflow.engine.prefetch import Load, Prefetcher, brought_tokens
 from kvflow.engine.programs import Programs
 from kvflow.engine.retry import LoadRetry
 from kvflow.engine.room import DeviceView, Room, unlocked_tokens
@@ -57,6 +57,7 @@ __all__ = [
     "Regret",
     "Room",
     "Tier",
+    "brought_tokens",
     "digest_of_head",
     "digests",
     "given_up_first",

@@ -52,6 +52,11 @@ class Load:
         return self.nodes[-1]
 
 
+def brought_tokens(path: Iterable[Node]) -> int:
+    """What of these nodes is on the device only because a request waited for it to be loaded, and is not used yet."""
+    return sum(len(node.key) for node in path if node.load is not None and node.load.asked)
+
+
 class Prefetcher:
     """Decides what to load ahead, and keeps account of what became of it.
 

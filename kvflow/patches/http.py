@@ -127,7 +127,7 @@ async def graphs() -> Any:
     return {"types": _front().plane.graphs.types()}
 
 
-@router.put("/graphs/{workflow_type}")
+@router.put("/graphs/{workflow_type:path}")
 async def declare(workflow_type: str, request: Request) -> Any:
     """Declare the agent step graph of a workflow type."""
     try:
@@ -137,7 +137,7 @@ async def declare(workflow_type: str, request: Request) -> Any:
     return {"workflow_type": workflow_type, "agents": list(graph.agents)}
 
 
-@router.get("/graphs/{workflow_type}")
+@router.get("/graphs/{workflow_type:path}")
 async def graph(workflow_type: str, format: str = "json") -> Any:
     """The graph of a workflow type, declared or learned, as ``json``, ``mermaid`` or ``dot``."""
     known = _front().plane.graphs.find(workflow_type)

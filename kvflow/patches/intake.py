@@ -29,12 +29,13 @@ _rendered = TokenCache(max_bytes=32 * 2**20)
 
 def generate_contract(result: str | None, body: Any) -> str | None:
     """Report malformed hints in a /generate body (hook after ``generate_contract_error``)."""
-    if result is not None or not isinstance(body, Mapping) or body.get("kv_hints") is None or not _strict():
+    if result is not None or not isinstance(body, Mapping) or not body.get("kv_hints") or not _strict():
         return None
     hints = body["kv_hints"]
     try:
         for envelope in hints if isinstance(hints, list) else [hints]:
-            decode_envelope(envelope)
+            if envelope:  # SGLang takes what is empty for nothing
+                decode_envelope(envelope)
     except HintDecodeError as error:
         return str(error)
     return None
@@ -42,7 +43,7 @@ def generate_contract(result: str | None, body: Any) -> str | None:
 
 def request(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
     """Take the facts of a request (hook around ``TokenizerManager.generate_request``, an async generator)."""
-    silent = getattr(obj, "kv_hints", None) is None
+    silent = not getattr(obj, "kv_hints", None)
     if (silent and not inferring.possible(obj)) or getattr(obj, "_kvflow_own", False):
         return original(self, obj, *args, **kwargs)
     return _until_answered(lambda: original(self, obj, *args, **kwargs), Front.of(self), obj)
@@ -99,12 +100,12 @@ def _with_outcomes(front: Front, answer: Any, admissions: list[Admission]) -> An
 def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
     hints = obj.kv_hints
     try:
-        if hints is None:
+        if not hints:
             inferring.admit(front, obj, admissions)
             return
         text = obj.text if isinstance(obj.text, str) else None
         for hint in hints if isinstance(hints, list) else [hints]:
-            admissions.append(front.admit(hint, text))
+            admissions.append(front.admit(hint, text) if hint else Admission())
         envelopes = [admission.envelope for admission in admissions]
         obj.kv_hints = envelopes if isinstance(hints, list) else envelopes[0]
     except HintDecodeError:
@@ -145,7 +146,7 @@ def completion(result: Any, self: Any, request: Any, raw_request: Any = None) ->
 def _carry(adapted: Any, raw_request: Any) -> dict[str, Any] | None:
     body = getattr(raw_request, "_json", None)  # Starlette's cache of the parsed body
     hints = body.get("kv_hints") if isinstance(body, dict) else None
-    if hints is None:
+    if not hints:
         return None
     try:
         decode_envelope(hints)

@@ -173,7 +173,7 @@ class Prefetch:
         """A node leaves a tier."""
         if tier is Tier.DEVICE:
             self.planner.left(node)
-        else:
+        if tier is Tier.HOST or not node.backuped:  # its copy may have been dropped before
             self._storage.planner.left(node)
 
     def _any_awaits(self, reqs: list[Any]) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import Tier, digest_of_head, digests, rest_tokens
+from kvflow.engine import Tier, brought_tokens, digest_of_head, digests, rest_tokens
 from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall
 from kvflow.patches.claim import claim_of, namespace_of
@@ -43,8 +44,10 @@ class Watch:
 
     def computed(self, req: Any) -> None:
         """Another chunk of a request has been computed."""
-        self._watching.run(self._compare, req, default=None)
-        self._using.run(self._use, req, default=None)
+        used = self._using.run(self._newly_used, req, default=None)
+        self._watching.run(self._compare, req, used or (), default=None)
+        if used is not None and self._cache.prefetch is not None:
+            self._using.run(self._cache.prefetch.used, used, default=None)
         self._counting.run(self._count, req, default=None)
 
     def left(self, req: Any, checkpointed: bool) -> None:
@@ -67,13 +70,19 @@ class Watch:
     def _look_up(self, req: Any) -> None:
         self._cache.trust.looked_up(req.rid, self._digests(req))
 
-    def _compare(self, req: Any) -> None:
-        """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction."""
+    def _compare(self, req: Any, used: Sequence[Any]) -> None:
+        """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction.
+
+        What was loaded while it waited in the queue was not on the device when it came.
+        """
         if getattr(req, "_kvflow_watched", None) == req.retraction_count:
             return
         req._kvflow_watched = req.retraction_count
         rest = self._rest_tokens(self._cache.publishable(req, len(req.origin_input_ids)))
-        self._cache.trust.started(req.rid, self._digests(req), _hits(req), self.memory(), rest)
+        hits = _hits(req)
+        brought = min(hits[Tier.DEVICE], brought_tokens(used))
+        hits |= {Tier.DEVICE: hits[Tier.DEVICE] - brought, Tier.HOST: hits[Tier.HOST] + brought}
+        self._cache.trust.started(req.rid, self._digests(req), hits, self.memory(), rest)
 
     def _leave(self, req: Any, checkpointed: bool) -> None:
         if not hasattr(req, "_kvflow_digests"):  # it was never looked up
@@ -92,13 +101,14 @@ class Watch:
             rest = self._rest_tokens(len(tokens))
         self._cache.trust.ended(req.rid, whole, self.memory(), rest)
 
-    def _use(self, req: Any) -> None:
-        """Tell what was loaded ahead that it is used, as often as hits are counted."""
+    def _newly_used(self, req: Any) -> list[Any] | None:
+        """What a request computes behind, the first time and after every retraction; loads ahead of it are used now."""
         if self._cache.prefetch is None or req.lock is None:  # a turn of a session goes on from what the session holds
-            return
-        if getattr(req, "_kvflow_used", None) != req.retraction_count:
-            req._kvflow_used = req.retraction_count
-            self._cache.prefetch.used([node for node, _ in self._cache.path_of(req)])
+            return None
+        if getattr(req, "_kvflow_used", None) == req.retraction_count:
+            return None
+        req._kvflow_used = req.retraction_count
+        return [node for node, _ in self._cache.path_of(req)]
 
     def _count(self, req: Any) -> None:
         """Count a request's hits once its first chunk has been computed, and again after every retraction."""
