@@ -7,6 +7,7 @@ Usage: python examples/fan_out.py [http://localhost:30000]
 
 import asyncio
 import sys
+from itertools import cycle
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -26,8 +27,9 @@ GRAPH = (
 )
 
 
-async def ask(system: str, user: str) -> str:
-    messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+async def ask(system: str, *turns: str) -> str:
+    messages: Any = [{"role": "system", "content": system}]
+    messages += [{"role": role, "content": turn} for role, turn in zip(cycle(("user", "assistant")), turns)]
     stream = await client.chat.completions.create(model="default", messages=messages, max_tokens=16, stream=True)
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
 
@@ -45,7 +47,8 @@ async def fetch(query: str) -> str:
 
 @kvflow.agent("web", fixed_prompt_messages=1)
 async def web(plan: str) -> str:
-    return await ask("You read web pages.", await fetch(plan))
+    query = await ask("You read web pages.", plan)
+    return await ask("You read web pages.", plan, query, await fetch(query))
 
 
 @kvflow.agent("papers", fixed_prompt_messages=1)

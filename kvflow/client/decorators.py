@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from kvflow.client.degraded import degraded
-from kvflow.client.scopes import Step, StepOptions, Workflow, WorkflowOptions
+from kvflow.client.scopes import Step, StepOptions, Workflow, WorkflowOptions, known_as
 from kvflow.client.server import GraphDeclaration
 from kvflow.client.tool_call import ToolCall
 from kvflow.client.wrapping import wrap
-from kvflow.hints import StepFact, ToolFact
-from kvflow.hints.fields import MAX_NAME
+from kvflow.hints import StepFact, ToolFact, checked
+from kvflow.hints.fields import MAX_IDENTIFIER, MAX_NAME
 
 if TYPE_CHECKING:
     from kvflow.graph import AgentStepGraph
@@ -44,22 +44,32 @@ def workflow(
 
     Args:
         type: the kind of workflow; runs of one type are expected to go alike.
-        id: what servers know this run by; a fresh one by default. Of one run, so not for a decorator.
+        id: what servers know this run by; a fresh one by default. Of one run, so not for a decorator. Of one that is
+            longer than 256 characters they are told a digest.
         graph: the agent step graph of this type: the graph, its document, or the path of a file with it. It is
             declared to a server once, before the first hint.
-        tenant: who the run is for.
+        tenant: who the run is for; of more than 128 characters a digest.
         reuse: let the server serve whole messages that stood in other prompts of this kind with the KV they had there,
             which is fast and not exact, if its ``reuse.mode`` is on. See also :func:`kvflow.segment`.
         end: False if the run goes on after this block, under the same ``id``: in the next request of a conversation, in
             another process. A later block that ends it, or the server's ``intake.workflow_idle_s``, does.
 
     Raises:
+        ValueError: ``type`` is empty, or longer than 128 characters.
         TypeError: ``type`` is not a text, or a function is decorated with an ``id``.
     """
     if not isinstance(type, str):
         raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")
-    declaration = None if graph is None else _declaration(type, graph)
-    return Workflow(WorkflowOptions(type=type, id=id, graph=declaration, tenant=tenant, reuse=reuse, end=end))
+    checked("workflow", StepFact, workflow_id="-", agent="-", workflow_type=type)
+    options = WorkflowOptions(
+        type=type,
+        id=known_as("workflow id", id, MAX_IDENTIFIER),
+        graph=None if graph is None else _declaration(type, graph),
+        tenant=known_as("tenant", tenant, MAX_NAME) or None,
+        reuse=reuse,
+        end=end,
+    )
+    return Workflow(options)
 
 
 def step(
@@ -70,8 +80,19 @@ def step(
     tools: Sequence[str] = (),
     final: bool = False,
 ) -> Step:
-    """Run a block as one step of an agent; see :func:`agent`, which does so for functions."""
-    return Step(_step_options(name, fixed_prompt_messages, fixed_prompt_tokens, tools, final))
+    """Run a block as one step of an agent; see :func:`agent`, which does so for functions.
+
+    Args:
+        name: the agent, as in the agent step graph.
+        fixed_prompt_messages: messages at the start of the prompt that every run of this agent shares.
+        fixed_prompt_tokens: the same, counted in tokens.
+        tools: names of the tools this agent may call; servers take no notice of them yet.
+        final: the workflow ends with this step.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    return Step(_step_options("step", name, fixed_prompt_messages, fixed_prompt_tokens, tools, final))
 
 
 @overload
@@ -104,7 +125,7 @@ def agent(
         name: the agent, as in the agent step graph; the function's name by default.
         fixed_prompt_messages: messages at the start of the prompt that every run of this agent shares.
         fixed_prompt_tokens: the same, counted in tokens.
-        tools: names of the tools this agent may call.
+        tools: names of the tools this agent may call; servers take no notice of them yet.
         final: the workflow ends with this step.
 
     Raises:
@@ -113,14 +134,8 @@ def agent(
     """
 
     def decorate(fn: F, name: str | None = None) -> F:
-        options = _step_options(name or _name_of(fn), fixed_prompt_messages, fixed_prompt_tokens, tools, final)
-        StepFact(
-            workflow_id="-",
-            agent=options.agent,
-            fixed_prompt_messages=fixed_prompt_messages,
-            fixed_prompt_tokens=fixed_prompt_tokens,
-            tools=list(options.tools),
-        )
+        called = name or _name_of(fn)
+        options = _step_options("agent", called, fixed_prompt_messages, fixed_prompt_tokens, tools, final)
         return wrap(fn, lambda *args, **kwargs: Step(options))
 
     return (lambda fn: decorate(fn, name)) if name is None or isinstance(name, str) else decorate(name)
@@ -149,7 +164,16 @@ def tool(name: Any = None, /, *, expected_s: float | None = None, verb: Verb = N
     def decorate(fn: F, name: str | None = None) -> F:
         tool_name = name or _name_of(fn)
         word = verb if isinstance(verb, str) else None
-        ToolFact(workflow_id="-", agent="-", tool=tool_name, event="start", expected_s=expected_s, verb=word)
+        checked(
+            "tool",
+            ToolFact,
+            workflow_id="-",
+            agent="-",
+            tool=tool_name,
+            event="start",
+            expected_s=expected_s,
+            verb=word,
+        )
         return wrap(fn, lambda *args, **kwargs: ToolCall(tool_name, expected_s, partial(_word, verb, args, kwargs)))
 
     return (lambda fn: decorate(fn, name)) if name is None or isinstance(name, str) else decorate(name)
@@ -167,6 +191,7 @@ def _word(verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str |
 
 
 def _step_options(
+    call: str,
     name: str,
     fixed_prompt_messages: int | None,
     fixed_prompt_tokens: int | None,
@@ -175,11 +200,21 @@ def _step_options(
 ) -> StepOptions:
     if isinstance(tools, str):
         raise TypeError(f"tools must be a list of names, not the text {tools!r}")
+    fact = checked(
+        call,
+        StepFact,
+        workflow_id="-",
+        agent=name,
+        fixed_prompt_messages=fixed_prompt_messages,
+        fixed_prompt_tokens=fixed_prompt_tokens,
+        tools=list(tools),
+        final=final,
+    )
     return StepOptions(
         agent=name,
         fixed_prompt_messages=fixed_prompt_messages,
         fixed_prompt_tokens=fixed_prompt_tokens,
-        tools=tuple(tools),
+        tools=tuple(fact.tools),
         final=final,
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kvflow.client.context import active_step
 from kvflow.client.facts import tell
-from kvflow.client.scopes import Workflow
-from kvflow.hints import FeedbackFact, feedback_action
+from kvflow.client.scopes import Workflow, known_as
+from kvflow.hints import FeedbackFact, checked, feedback_action
+from kvflow.hints.fields import MAX_IDENTIFIER
 
 
 def feedback(outcome: float, workflow: Workflow | str | None = None) -> None:
@@ -25,9 +26,10 @@ def feedback(outcome: float, workflow: Workflow | str | None = None) -> None:
     Raises:
         ValueError: the outcome is not between 0 and 1.
     """
+    fact = checked("feedback", FeedbackFact, workflow_id="-", outcome=float(outcome))
     step = active_step() if workflow is None else None
     workflow = step.workflow if step is not None else workflow
     if workflow is None:
         return
-    fact = FeedbackFact(workflow_id=workflow if isinstance(workflow, str) else workflow.id, outcome=float(outcome))
-    tell(feedback_action, **fact.model_dump())
+    workflow_id = workflow.id if isinstance(workflow, Workflow) else known_as("workflow id", workflow, MAX_IDENTIFIER)
+    tell(feedback_action, workflow_id=workflow_id, outcome=fact.outcome)

@@ -14,12 +14,14 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from kvflow.client.degraded import degraded
 from kvflow.client.server import Server
 from kvflow.client.settings import ClientSettings, HintMode, from_environment
 from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
@@ -85,15 +87,19 @@ class Outbox:
 
     def put(self, action: Action, listeners: Sequence[Server]) -> None:
         """Queue a fact for some servers; the oldest one makes room when a queue is full."""
+        full: list[Server] = []
         with self._changed:
             if not any(self._pending.values()):
                 self._changed.notify_all()
             for server in listeners:
                 queue = self._pending[server]
                 if len(queue) == queue.maxlen:
-                    self.dropped_facts += 1
+                    full.append(server)
                 queue.append(action)
+            self.dropped_facts += len(full)
             self._start_thread()
+        for server in full:
+            degraded("facts are lost: %s takes them more slowly than they come", server.root, trace=False)
 
     def take(self, server: Server, *, most: int, room_bytes: int, workflow_id: str | None = None) -> list[Action]:
         """Take the oldest facts a server has not been told yet, to be sent to it at once.
@@ -158,6 +164,7 @@ class Outbox:
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._run, name="kvflow-outbox", daemon=True)
             self._thread.start()
+            _flush_when_a_child_leaves()
 
     def _run(self) -> None:
         while not self._closed:
@@ -190,7 +197,8 @@ def outbox() -> Outbox:
     global _outbox
     if _outbox is None:
         with _making:
-            _outbox = _outbox or (_parents.reborn() if _parents else Outbox(from_environment()))
+            if _outbox is None:
+                _outbox = _parents.reborn() if _parents else Outbox(from_environment())
     return _outbox
 
 
@@ -224,6 +232,18 @@ def _forget() -> None:
 def _flush_at_exit() -> None:
     if _outbox is not None:
         _outbox.flush(EXIT_FLUSH_S)
+
+
+def _flush_when_a_child_leaves() -> None:
+    """Have a child of multiprocessing flush: it leaves by ``os._exit``, without running what atexit has.
+
+    It can be told only now: a child that imports the program's main module does so before it knows that it is one.
+    """
+    if "multiprocessing.util" in sys.modules:  # as in every such child; importing it takes as long as much of kvflow
+        from multiprocessing import parent_process, util
+
+        if parent_process() is not None:
+            util.Finalize(None, _flush_at_exit, exitpriority=100)
 
 
 atexit.register(_flush_at_exit)

@@ -5,6 +5,9 @@ Each is a context manager, sync and async alike, for one use. Entering and leavi
 
 from __future__ import annotations
 
+import hashlib
+import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from uuid import uuid4
 
 from kvflow.client import recorder
 from kvflow.client.context import StepContext, active_step, current_step
+from kvflow.client.degraded import degraded
 from kvflow.client.facts import announce, tell
 from kvflow.client.server import GraphDeclaration
 from kvflow.client.wrapping import wrap
@@ -25,8 +29,25 @@ T = TypeVar("T")
 MAIN = "main"
 """The agent of what runs in a workflow, but outside every agent."""
 _MAX_SEGMENTS = 256
+_declaring = threading.RLock()
+"""Reentrant: a finalizer may run while it is held, and declare a text."""
 START, END = "START", "END"
 """The nodes of an agent step graph that are no agents (as in :mod:`kvflow.graph`, which is slow to import)."""
+
+
+def known_as(what: str, value: str | None, most: int) -> str | None:
+    """Return what servers know a workflow or tenant by: a digest, where its name is too long for the wire.
+
+    Args:
+        what: kind of name, for the log.
+        value: the name.
+        most: how many characters it may have.
+    """
+    if not isinstance(value, str) or len(value) <= most:
+        return value
+    digest = hashlib.sha256(value.encode(errors="replace")).hexdigest()
+    degraded(f"a {what} is longer than {most} characters; servers know it as %s: %.60r", digest, value, trace=False)
+    return digest
 
 
 class Scope(ABC, Generic[T]):
@@ -208,10 +229,11 @@ class Workflow(Scope["Workflow"]):
 
     def declare(self, text: str, name: str | None) -> None:
         """Note a text that stands in several prompts; the oldest are forgotten."""
-        self.segments.pop(text, None)
-        self.segments[text] = name
-        while len(self.segments) > _MAX_SEGMENTS:
-            del self.segments[next(iter(self.segments))]
+        with _declaring:
+            self.segments.pop(text, None)
+            self.segments[text] = name
+            while len(self.segments) > _MAX_SEGMENTS:
+                del self.segments[next(iter(self.segments))]
 
     def finish(self) -> None:
         """End the run, or this part of it."""
@@ -236,3 +258,13 @@ class Workflow(Scope["Workflow"]):
 
     def _end(self) -> None:
         self.finish()
+
+
+def _forget() -> None:
+    """Leave a lock behind that another thread of the parent may hold, in a forked child."""
+    global _declaring
+    _declaring = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -8,7 +8,7 @@ from typing import Any
 from kvflow.client.context import active_step
 from kvflow.client.degraded import degraded
 from kvflow.client.scopes import Step
-from kvflow.hints import SegmentRange, segments_action
+from kvflow.hints import SegmentRange, checked, segments_action
 
 _MIN_CHARACTERS = 64
 _MAX_RANGES = 64
@@ -29,10 +29,10 @@ def segment(text: str, name: str | None = None) -> str:
         name: what it is for: the server compares texts of one name with each other.
 
     Raises:
-        ValueError: the name is longer than the wire allows.
+        ValueError: the name is empty, or longer than the wire allows.
     """
     if name is not None:
-        SegmentRange(name=name, message=0)
+        checked("segment", SegmentRange, name=name, message=0)
     step = active_step()
     if step is not None and len(text) >= _MIN_CHARACTERS:
         step.workflow.declare(str(text), name)
@@ -63,7 +63,7 @@ def reuse_action(step: Step, body: Mapping[str, Any]) -> dict[str, Any] | None:
 def _ranges(segments: Mapping[str, str | None], body: Mapping[str, Any]) -> list[SegmentRange]:
     ranges: list[SegmentRange] = []
     for message, content in _texts(body):
-        for text, name in segments.items():
+        for text, name in list(segments.items()):  # other threads may declare
             at = content.find(text)
             while at >= 0 and len(ranges) < _MAX_RANGES:
                 ranges.append(SegmentRange(name=name, message=message, start=at, end=at + len(text)))

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,10 +26,14 @@ SLOW_S = 5.0
 """How long until a server that has not answered in time is asked again."""
 BROKEN_S = 30.0
 """How long a server is left alone after a request to it failed."""
+REDECLARE_S = 60.0
+"""How long a declared graph is taken to be known: a server may start anew, or forget it for others."""
 KEEPALIVE_S = 2.0
 """Shorter than uvicorn's 5 s, so that we never write to a connection the server is closing."""
 
 _OUR_FAULT = frozenset({400, 413, 422})
+_NOT_TAKEN = _OUR_FAULT | {404, 405, 414}
+"""Of a graph: something on the way does not like its name, say, and facts may well arrive."""
 _PROBE = "/kvflow/v1/graphs"
 """A route that the server's HTTP process answers by itself, however busy its schedulers are."""
 _LOCKED = frozenset({401, 403})
@@ -58,7 +62,7 @@ class Server:
         self._lock = threading.RLock()  # reentrant: a finalizer may run while we hold it, and end a step
         self._answer: Answer | None = None
         self._ask_at_s = -math.inf
-        self._graphs: dict[str, tuple[GraphDeclaration, Answer]] = {}
+        self._graphs: dict[str, tuple[GraphDeclaration, Answer, float]] = {}
 
         # Imported late, because it is slow, but not in a background thread: a fork would leave it half imported.
         import httpx
@@ -90,13 +94,19 @@ class Server:
         self._settle(True)
 
     def declare(self, graph: GraphDeclaration) -> Answer:
-        """Declare a graph unless it is the last one declared for its type; yes means that the server took it."""
+        """Declare a graph unless it is the last one declared for its type; yes means that the server took it.
+
+        It is declared again after a while, for which nobody waits: the answer to the first time stands.
+        """
         with self._lock:
-            declared = self._graphs.get(graph.workflow_type)
-            if declared is None or declared[0] != graph:
-                declared = (graph, Answer(partial(self._put_graph, graph), ASK_TIMEOUT_S))
-                self._graphs[graph.workflow_type] = declared
-            return declared[1]
+            last, answer, at_s = self._graphs.get(graph.workflow_type, (None, None, -math.inf))
+            if last != graph:
+                answer = None
+            if answer is None or self._clock() >= at_s + REDECLARE_S:
+                asked = Answer(partial(self._put_graph, graph), ASK_TIMEOUT_S)
+                answer = answer or asked
+                self._graphs[graph.workflow_type] = (graph, answer, self._clock())
+            return answer
 
     def send(self, actions: Sequence[dict[str, Any]]) -> None:
         """Post facts; when that fails they are lost, and the server is left alone for a while."""
@@ -125,11 +135,20 @@ class Server:
         return self.speaks().wait() and self._request(
             "PUT",
             f"/kvflow/v1/graphs/{quote(graph.workflow_type, safe='')}",
+            refused=_NOT_TAKEN,
             content=graph.body.encode(),
             headers={"Content-Type": "application/json"},
         )
 
-    def _request(self, method: str, path: str, *, headers: dict[str, str] | None = None, **body: Any) -> bool:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        refused: Collection[int] = _OUR_FAULT,
+        headers: dict[str, str] | None = None,
+        **body: Any,
+    ) -> bool:
         try:
             response = self._http.request(method, path, headers={**self._headers, **(headers or {})}, **body)
         except Exception as error:
@@ -138,7 +157,7 @@ class Server:
             if response.is_success:
                 return True
             problem = f"status {response.status_code}: {response.text[:200]}"
-            if response.status_code in _OUR_FAULT:
+            if response.status_code in refused:
                 degraded("%s%s refuses what kvflow sent: %s", self.root, path, problem, trace=False)
                 return False
         degraded("%s does not take facts for now: %s", self.root, problem, trace=False)

@@ -59,5 +59,6 @@ class ToolCall(Scope[None]):
             tool=self._name,
             event=event,
             call_id=self._id,
+            step_id=context.step_id if self._agent in (None, context.agent) else None,
             **fields,
         )

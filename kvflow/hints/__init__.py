@@ -17,6 +17,7 @@ from kvflow.hints.models import (
     Status,
     StepFact,
     ToolFact,
+    checked,
     decode_envelope,
 )
 from kvflow.hints.segments import SegmentRange, Segments
@@ -40,6 +41,7 @@ __all__ = [
     "Target",
     "ToolFact",
     "WorkflowTarget",
+    "checked",
     "command_action",
     "decode_envelope",
     "envelope",

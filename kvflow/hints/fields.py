@@ -7,9 +7,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 MAX_NAME = 128
+MAX_IDENTIFIER = 256
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
-Identifier = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=MAX_IDENTIFIER)]
 
 
 class Strict(BaseModel):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,6 +14,8 @@ from kvflow.errors import HintDecodeError
 from kvflow.hints.commands import VERBS, Command
 from kvflow.hints.fields import Identifier, Name, Strict
 from kvflow.hints.segments import Segments
+
+P = TypeVar("P", bound=Strict)
 
 PROTOCOL_VERSION = "1.0"
 ACTION_VERSION = "1"
@@ -102,6 +104,8 @@ class ToolFact(Strict):
     """What the tool is told to do, e.g. the first word of a shell command; durations are learned by it."""
     call_id: Identifier | None = None
     """Tells parallel calls of one tool apart."""
+    step_id: Identifier | None = None
+    """The step that waits; without it, the agent has no parallel ones, and waits for nothing once it goes on."""
     expected_s: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = None
 
 
@@ -166,6 +170,24 @@ class DecodedHints:
     commands: tuple[DecodedCommand, ...]
     segments: DecodedSegments | None
     outcomes: tuple[Outcome, ...]
+
+
+def checked(call: str, model: type[P], **fields: Any) -> P:
+    """Make a payload of the arguments of a call.
+
+    Args:
+        call: the function of ours that was called, for the message.
+        model: what to make.
+        fields: of the payload; ``workflow_type`` is told as the ``type`` of ``workflow()``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        field, problem = _first_problem(error)
+        raise ValueError(f"{call}(): {field.removeprefix(f'{call}_')}: {problem}") from None
 
 
 def decode_envelope(value: object) -> DecodedHints:
@@ -242,7 +264,11 @@ def _check_size(payload: Mapping[str, Any], field: str) -> None:
 
 
 def _decode_error(error: ValidationError, prefix: str = "") -> HintDecodeError:
+    field, problem = _first_problem(error)
+    return HintDecodeError(".".join(part for part in (prefix, field) if part) or "kv_hints", problem)
+
+
+def _first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return where the first problem is, dotted, and what it is."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    parts = [prefix] if prefix else []
-    parts += [str(part) for part in first["loc"]]
-    return HintDecodeError(".".join(parts) or "kv_hints", first["msg"])
+    return ".".join(str(part) for part in first["loc"]), first["msg"]

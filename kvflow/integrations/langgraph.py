@@ -12,11 +12,13 @@ which run asks. The app stays as it is.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from kvflow.client import step, workflow
-from kvflow.client.scopes import Scope
+from kvflow.client.context import active_step
+from kvflow.client.scopes import Scope, Workflow
 from kvflow.client.tool_call import ToolCall
 from kvflow.errors import MissingExtraError
 from kvflow.graph import END, START, AgentStepGraph
@@ -29,6 +31,14 @@ except ImportError:
 _ENDS: dict[str, str] = {"__start__": START, "__end__": END}
 _MOST = 4096
 """Spans that are open at once; those of runs that were abandoned are forgotten at some time."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The agents of a run that have asked an LLM, and the one that has asked last."""
+
+    agents: set[str] = field(default_factory=set)
+    last: str | None = None
 
 
 def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
@@ -69,16 +79,17 @@ class Hints(BaseCallbackHandler):
 
     Raises:
         GraphError: see :func:`graph_of`.
+        ValueError: the workflow type is empty, or longer than 128 characters.
     """
 
     run_inline = True
     """Context variables set by it reach what the node runs only from the node's own task."""
 
     def __init__(self, workflow_type: str, app: Any | None = None, *, tenant: str | None = None) -> None:
-        self._type = workflow_type
-        self._graph = graph_of(app, workflow_type) if app is not None else None
-        self._tenant = tenant
+        graph = graph_of(app, workflow_type) if app is not None else None
+        self._options = workflow(workflow_type, graph=graph, tenant=tenant).options
         self._open: OrderedDict[UUID, Scope[Any]] = OrderedDict()
+        self._asked: OrderedDict[str, _Asked] = OrderedDict()
 
     def on_chain_start(
         self,
@@ -93,7 +104,7 @@ class Hints(BaseCallbackHandler):
         """The app starts, or one of its nodes; what runs inside a node is the node's business."""
         node = (metadata or {}).get("langgraph_node")
         if parent_run_id is None:
-            self._enter(run_id, workflow(self._type, graph=self._graph, tenant=self._tenant))
+            self._enter(run_id, Workflow(self._options))
         elif node is not None and more.get("name") == node and node not in _ENDS:
             self._enter(run_id, step(node))
 
@@ -105,10 +116,18 @@ class Hints(BaseCallbackHandler):
         """The app, or a node, has failed."""
         self._leave(run_id)
 
+    def on_chat_model_start(self, serialized: dict[str, Any] | None, messages: Any, **more: Any) -> None:
+        """A chat model is asked."""
+        self._note_who_asks()
+
+    def on_llm_start(self, serialized: dict[str, Any] | None, prompts: Any, **more: Any) -> None:
+        """Another model is asked."""
+        self._note_who_asks()
+
     def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **more: Any) -> None:
         """A tool is called."""
         name = more.get("name") or (serialized or {}).get("name") or "tool"
-        self._enter(run_id, ToolCall(name))
+        self._enter(run_id, ToolCall(name, agent=self._who_waits()))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **more: Any) -> None:
         """A tool has answered."""
@@ -128,3 +147,27 @@ class Hints(BaseCallbackHandler):
         scope = self._open.pop(run_id, None)
         if scope is not None:
             scope.__exit__(None, None, None)
+        if isinstance(scope, Workflow):
+            self._asked.pop(scope.id, None)
+
+    def _note_who_asks(self) -> None:
+        step = active_step()
+        if step is None:
+            return
+        asked = self._asked.setdefault(step.workflow.id, _Asked())
+        asked.last = step.context.agent
+        if len(asked.agents) < _MOST:
+            asked.agents.add(step.context.agent)
+        if len(self._asked) > _MOST:
+            self._asked.popitem(last=False)
+
+    def _who_waits(self) -> str | None:
+        """The agent that waits for a tool; None for the one whose step it is.
+
+        A node that only runs tools, such as a ``ToolNode``, asks no LLM: it runs them for the node that asked last.
+        """
+        step = active_step()
+        asked = self._asked.get(step.workflow.id) if step is not None else None
+        if step is None or asked is None or step.context.agent in asked.agents:
+            return None
+        return asked.last

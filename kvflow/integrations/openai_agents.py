@@ -13,7 +13,7 @@ request.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import kvflow.client as kv
@@ -60,11 +60,21 @@ def instrument(agent: Agent[Any], *, client: Any = None, model: str = "default")
 class _Stepped(Model):
     """A model that says whose step it answers."""
 
-    def __init__(self, model: Model, agent: str) -> None:
+    def __init__(self, model: Model, agent: Agent[Any]) -> None:
+        async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # whatever kind of function the model's is
+            items = model.stream_response(*args, **kwargs)
+            try:
+                async for item in items:
+                    yield item
+            finally:
+                if isinstance(items, AsyncGenerator):
+                    await items.aclose()
+
         self._model = model
-        stepped = kv.agent(agent, fixed_prompt_messages=1)
+        told = agent.instructions if isinstance(agent.instructions, str) else ""  # a function's differ from run to run
+        stepped = kv.agent(agent.name, fixed_prompt_messages=1 if told else None)
         self._respond: Callable[..., Any] = stepped(model.get_response)
-        self._stream: Callable[..., AsyncIterator[Any]] = stepped(model.stream_response)
+        self._stream: Callable[..., AsyncIterator[Any]] = stepped(stream)
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
         return await self._respond(*args, **kwargs)
@@ -87,7 +97,7 @@ def _stepped(agent: Agent[Any], client: Any, name: str) -> Model:
         if client is None:
             raise TypeError(f"agent {agent.name!r} has no model of its own: give instrument() a client to ask with")
         model = OpenAIChatCompletionsModel(model=model or name, openai_client=kv.instrument(client))
-    return _Stepped(model, agent.name)
+    return _Stepped(model, agent)
 
 
 def _told(tool: Any, agent: str) -> Any:

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import pickle
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import kvflow
+from kvflow.hints import decode_envelope
 
 
 def agent_now() -> str | None:
@@ -335,10 +337,46 @@ def test_misuse_is_told_at_once() -> None:
         kvflow.agent("a", tools="search")(agent_now)
     with pytest.raises(ValueError, match="reserved"):
         kvflow.agent("END")(agent_now)
-    with pytest.raises(ValueError, match="fixed_prompt_messages"):
-        kvflow.agent("a", fixed_prompt_messages=-1)(agent_now)
-    with pytest.raises(ValueError, match="expected_s"):
-        kvflow.tool("t", expected_s=0)(agent_now)
+
+
+LONG = "String should have at most 128 characters"
+EMPTY = "String should have at least 1 character"
+
+
+@pytest.mark.parametrize(
+    ("use", "problem"),
+    [
+        (lambda: kvflow.agent("x" * 200)(agent_now), f"agent(): agent: {LONG}"),
+        (
+            lambda: kvflow.agent("a", fixed_prompt_messages=-1)(agent_now),
+            "agent(): fixed_prompt_messages: Input should be greater than or equal to 0",
+        ),
+        (lambda: kvflow.agent("a", tools=["t", ""])(agent_now), f"agent(): tools.1: {EMPTY}"),
+        (lambda: kvflow.tool("t", expected_s=0)(agent_now), "tool(): expected_s: Input should be greater than 0"),
+        (lambda: kvflow.tool(verb="")(agent_now), f"tool(): verb: {EMPTY}"),
+        (lambda: kvflow.tool("x" * 200)(agent_now), f"tool(): tool: {LONG}"),
+        (lambda: kvflow.step("x" * 200), f"step(): agent: {LONG}"),
+        (lambda: kvflow.step(""), f"step(): agent: {EMPTY}"),
+        (lambda: kvflow.workflow(""), f"workflow(): type: {EMPTY}"),
+        (lambda: kvflow.workflow("x" * 129), f"workflow(): type: {LONG}"),
+    ],
+)
+def test_an_option_out_of_range_is_told_by_the_names_the_program_uses(use: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$") as raised:
+        use()
+    assert type(raised.value) is ValueError
+
+
+def test_an_id_or_a_tenant_too_long_is_no_error_but_known_by_a_digest(caplog: pytest.LogCaptureFixture) -> None:
+    runs = [kvflow.workflow("t", id=run_id * 300, tenant="x" * 200) for run_id in "aab"]
+    for run in runs:
+        with run:
+            assert decode_envelope(kvflow.extra_body()["kv_hints"]).facts
+    assert runs[0].id == runs[1].id != runs[2].id, "the same run, and another one"
+    assert [record.getMessage().split(";")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        "a workflow id is longer than 256 characters",
+        "a tenant is longer than 128 characters",
+    ]
 
 
 async def test_a_plain_wrapper_around_an_async_function_does_not_end_its_step_early() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tests.client.conftest import Peer
 
 
-def run(program: str, **variables: str) -> None:
+def run(program: str | Path, **variables: str) -> None:
     """Run a program in a process of its own; its servers are trusted, for a busy machine may answer late."""
     environment = {
         **os.environ,
@@ -28,10 +29,13 @@ def run(program: str, **variables: str) -> None:
         "KVFLOW_HINTS": "always",
         **variables,
     }
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=environment, check=True, timeout=60)
+    code = [str(program)] if isinstance(program, Path) else ["-c", program]
+    subprocess.run([sys.executable, "-W", "ignore", *code], env=environment, check=True, timeout=60)
 
 
-def test_a_full_queue_drops_the_oldest(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_drops_the_oldest_and_says_so_once(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(outbox, "MAX_PENDING", 10)
     peer.delays_s["/kvflow/v1/graphs"] = 0.1
     kvflow.configure(url=peer.url)
@@ -42,6 +46,8 @@ def test_a_full_queue_drops_the_oldest(peer: Peer, monkeypatch: pytest.MonkeyPat
     assert kvflow.flush()
     assert [fact["agent"] for fact in peer.facts] == [str(i) for i in range(11, 20)] + ["END"]
     assert outbox.outbox().dropped_facts == 11
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"facts are lost: {peer.url} takes them more slowly than they come"]
 
 
 def test_a_server_that_swallows_facts_costs_nothing(peer: Peer) -> None:
@@ -100,10 +106,10 @@ def test_no_server_no_thread() -> None:
 
 def test_a_fact_that_cannot_be_built_is_no_error(peer: Peer, caplog: Any) -> None:
     kvflow.configure(url=peer.url)
-    for _ in range(2):
-        with kvflow.workflow(), kvflow.step("x" * 1000):
+    for workflow_id in ("\ud800", "\ud800", "good"):
+        with kvflow.workflow(id=workflow_id):
             pass
-    assert peer.told() == [("END", "start")] * 2
+    assert peer.told() == [("END", "start")]
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
 
 
@@ -142,6 +148,56 @@ assert kvflow.flush()
     run(program, KVFLOW_URL=peer.url)
     ends = [(fact["workflow_id"], fact["agent"], fact.get("parent_workflow_id")) for fact in peer.facts]
     assert sorted(ends) == [("child", "END", "parent"), ("parent", "END", None), ("parent", "before", None)]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_last_facts_leave_with_a_child_of_multiprocessing(peer: Peer, tmp_path: Path, method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import multiprocessing, kvflow
+kvflow.configure()  # a child that imports this does not know yet that it is one
+
+def work():
+    with kvflow.workflow(id="child"):
+        pass
+
+if __name__ == "__main__":
+    with kvflow.workflow(id="parent"):
+        kvflow.flush()
+    child = multiprocessing.get_context({method!r}).Process(target=work)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+""")
+    run(program, KVFLOW_URL=peer.url)
+    assert sorted((fact["workflow_id"], fact["agent"]) for fact in peer.facts) == [("child", "END"), ("parent", "END")]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_declares_texts_whatever_its_parents_threads_were_at() -> None:
+    program = """
+import os, signal, threading, kvflow
+from kvflow.client import scopes
+held = threading.Event()
+
+def hold():
+    with scopes._declaring:
+        held.set()
+        threading.Event().wait()
+
+with kvflow.workflow() as run:
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        run.declare("text", None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    run(program)
 
 
 def test_a_finalizer_may_end_a_step_while_our_locks_are_held(peer: Peer) -> None:

@@ -57,7 +57,7 @@ def test_the_library_is_silent_without_logging_set_up() -> None:
     program = """
 import kvflow
 kvflow.configure(url="http://127.0.0.1:9")
-with kvflow.workflow(graph="no/such/file"), kvflow.step("x" * 1000):
+with kvflow.workflow(graph="no/such/file", id="\\ud800", tenant="x" * 1000), kvflow.step("a"):
     kvflow.extra_body()
 kvflow.flush()
 """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kvflow
+from kvflow.client.tool_call import ToolCall
 from kvflow.hints import decode_envelope
 
 if TYPE_CHECKING:
@@ -221,6 +222,40 @@ async def test_parallel_tool_calls_are_told_apart(peer: Peer) -> None:
     calls = [(fact["call_id"], fact["event"]) for fact in peer.facts if "tool" in fact]
     first, second = calls[0][0], calls[1][0]
     assert calls == [(first, "start"), (second, "start"), (second, "end"), (first, "end")]
+
+
+async def test_a_tool_call_says_which_of_parallel_steps_waits(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    steps: dict[str, str] = {}
+
+    @kvflow.tool
+    async def fetch() -> None:
+        await asyncio.sleep(0)
+
+    @kvflow.agent
+    async def reader(name: str) -> None:
+        context = kvflow.current()
+        assert context is not None
+        steps[name] = context.step_id
+        await fetch()
+
+    async with kvflow.workflow():
+        await asyncio.gather(reader("first"), reader("second"))
+    assert kvflow.flush()
+    calls = [(fact["step_id"], fact["event"]) for fact in peer.facts if "tool" in fact]
+    assert sorted(calls) == sorted((step, event) for step in steps.values() for event in ("start", "end"))
+    assert len(set(steps.values())) == 2
+
+
+@pytest.mark.parametrize(("agent", "named"), [("planner", True), ("clerk", False)])
+def test_a_tool_call_on_behalf_of_another_agent_names_no_step(peer: Peer, agent: str, named: bool) -> None:
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow(), kvflow.step("planner") as step, ToolCall("search", agent=agent):
+        pass
+    assert kvflow.flush()
+    calls = [fact for fact in peer.facts if "tool" in fact]
+    assert [fact["agent"] for fact in calls] == [agent] * 2
+    assert [fact.get("step_id") for fact in calls] == [step.step_id if named else None] * 2
 
 
 def test_a_tool_that_is_a_generator_lasts_as_long_as_it_is_read(peer: Peer) -> None:

@@ -50,6 +50,18 @@ def test_outside_a_workflow_nothing_is_said(told: Peer) -> None:
     assert feedback(told) == []
 
 
+def test_an_id_too_long_for_the_wire_names_the_same_workflow(told: Peer) -> None:
+    with kvflow.workflow("fix", id="i" * 300) as run:
+        pass
+    kvflow.feedback(1, "i" * 300)
+    assert [fact.workflow_id for fact in feedback(told)] == [run.id]
+
+
+def test_outside_a_workflow_a_wrong_outcome_is_an_error_too() -> None:
+    with pytest.raises(ValueError, match=r"^feedback\(\): outcome: Input should be less than or equal to 1$"):
+        kvflow.feedback(2)
+
+
 @pytest.mark.parametrize("outcome", [-0.1, 1.1, float("nan")])
 def test_an_outcome_is_a_share(outcome: float) -> None:
     with kvflow.workflow("fix"), pytest.raises(ValueError, match="outcome"):

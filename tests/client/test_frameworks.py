@@ -16,8 +16,12 @@ with warnings.catch_warnings():
     pytest.importorskip("langgraph", reason="LangGraph is not on PYTHONPATH")
     pytest.importorskip("agents", reason="the OpenAI Agents SDK is not on PYTHONPATH")
     from agents import Agent, Model, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
+    from langchain_core.language_models.fake import FakeListLLM
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+    from langchain_core.messages import AIMessage
     from langchain_core.tools import tool
-    from langgraph.graph import END, START, StateGraph
+    from langgraph.graph import END, START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
     from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
     from kvflow.integrations.langgraph import Hints, graph_of
@@ -109,15 +113,21 @@ def test_a_node_that_fails_ends_its_step_and_the_workflow() -> None:
     assert not hints._open
 
 
-def test_tools_of_a_node_are_its_tool_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is told of tool calls."""
     told: list[dict[str, Any]] = []
     monkeypatch.setattr("kvflow.client.tool_call.tell", lambda action, **fields: told.append(fields))
+    return told
 
-    @tool
-    def search(query: str) -> str:
-        """Look something up."""
-        return query
 
+@tool
+def search(query: str) -> str:
+    """Look something up."""
+    return query
+
+
+def test_tools_of_a_node_are_its_tool_calls(told: list[dict[str, Any]]) -> None:
     def node(state: State) -> State:
         search.invoke({"query": "q"})
         return {"seen": [None]}
@@ -130,6 +140,76 @@ def test_tools_of_a_node_are_its_tool_calls(monkeypatch: pytest.MonkeyPatch) -> 
         ("x", "search", "start"),
         ("x", "search", "end"),
     ]
+
+
+def wants_search(times: int) -> Any:
+    """Asks for a search so many times, and then answers."""
+    calls = [{"name": "search", "args": {"query": "q"}, "id": str(number)} for number in range(times)]
+    return GenericFakeChatModel(messages=iter([*(AIMessage("", tool_calls=[call]) for call in calls), AIMessage("so")]))
+
+
+def tool_app(model: Any) -> Any:
+    """The planner asks once, then the assistant and its tools take turns."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("planner", lambda state: {"messages": [FakeListLLM(responses=["plan"]).invoke("q")]})
+    builder.add_node("assistant", lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder.add_node("tools", ToolNode([search]))
+    builder.add_edge(START, "planner")
+    builder.add_edge("planner", "assistant")
+    builder.add_conditional_edges("assistant", tools_condition)
+    builder.add_edge("tools", "assistant")
+    return builder.compile()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_tools_of_a_tool_node_are_calls_of_the_node_that_asked_last(told: list[dict[str, Any]], is_async: bool) -> None:
+    hints = Hints("t")
+    app, config = tool_app(wants_search(2)), {"callbacks": [hints]}
+    result = asyncio.run(app.ainvoke({"messages": []}, config)) if is_async else app.invoke({"messages": []}, config)
+    assert [message.type for message in result["messages"]] == ["human", "ai", "tool", "ai", "tool", "ai"]
+    assert [(fields["agent"], fields["event"]) for fields in told] == [("assistant", "start"), ("assistant", "end")] * 2
+    assert {fields["step_id"] for fields in told} == {None}
+    assert not hints._asked
+
+
+def test_who_asked_last_in_one_run_waits_for_no_tool_of_another(told: list[dict[str, Any]]) -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", ToolNode([search]))
+    builder.add_edge(START, "tools")
+    hints = Hints("t")
+
+    async def run() -> None:
+        asking = tool_app(wants_search(1)).ainvoke({"messages": []}, {"callbacks": [hints]})
+        wanted = wants_search(1).invoke("q")
+        using = builder.compile().ainvoke({"messages": [wanted]}, {"callbacks": [hints]})
+        await asyncio.gather(asking, using)
+
+    asyncio.run(run())
+    assert sorted(fields["agent"] for fields in told if fields["event"] == "start") == ["assistant", "tools"]
+
+
+def test_a_node_that_asks_and_runs_tools_waits_for_them_itself(told: list[dict[str, Any]]) -> None:
+    def node(state: MessagesState) -> Any:
+        asked = wants_search(0).invoke("q")
+        kvflow.carry(other)()
+        search.invoke({"query": "q"})
+        return {"messages": [asked]}
+
+    def other() -> None:
+        with kvflow.step("helper"):
+            wants_search(0).invoke("q")
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("x", node)
+    builder.add_edge(START, "x")
+    builder.compile().invoke({"messages": []}, {"callbacks": [Hints("t")]})
+    assert [fields["agent"] for fields in told] == ["x", "x"]
+    assert None not in [fields["step_id"] for fields in told]
+
+
+def test_a_wrong_workflow_type_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"workflow\(\): type: String should have at most 128 characters"):
+        Hints("t" * 129)
 
 
 def scripted(asked: list[Any], *answers: list[Any]) -> Any:
@@ -160,10 +240,8 @@ def call(name: str, arguments: str, number: int) -> Any:
     return ResponseFunctionToolCall(name=name, arguments=arguments, call_id=f"c{number}", type="function_call")
 
 
-def test_agents_ask_as_steps_and_wait_for_their_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_ask_as_steps_and_wait_for_their_tools(told: list[dict[str, Any]]) -> None:
     set_tracing_disabled(True)
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr("kvflow.client.tool_call.tell", lambda action, **fields: told.append(fields))
     asked: list[Any] = []
 
     @function_tool
@@ -209,3 +287,59 @@ def test_a_streamed_answer_is_of_its_agents_step_and_of_nobody_elses() -> None:
         pieces = asyncio.run(read())
         assert [(piece, step.agent) for piece, step in pieces] == [("p", "main")] * 2
     assert [(step.agent, step.workflow_id) for step in asked] == [("clerk", workflow.id)] * 2
+
+
+def test_a_model_whose_stream_is_a_plain_function_keeps_its_step_to_the_end() -> None:
+    asked: list[Any] = []
+    closed: list[Any] = []
+
+    class Plain(Model):
+        """Makes its stream in another function."""
+
+        async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
+            raise NotImplementedError
+
+        def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+            return self._pieces(kwargs["pieces"])
+
+        async def _pieces(self, pieces: str) -> Any:
+            try:
+                for piece in pieces:
+                    asked.append(kvflow.current())
+                    yield piece
+            finally:
+                closed.append(kvflow.current())
+
+    agent = instrument(Agent(name="clerk", model=Plain()))
+
+    async def read() -> None:
+        pieces = agent.model.stream_response(pieces="abc")
+        assert [await anext(pieces), await anext(pieces)] == ["a", "b"]
+        await pieces.aclose()
+
+    with kvflow.workflow("support"):
+        asyncio.run(read())
+    assert [step.agent for step in (*asked, *closed)] == ["clerk"] * 3
+    assert len({step.step_id for step in (*asked, *closed)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("instructions", "messages"), [("You are a clerk.", 1), (None, None), ("", None), (lambda *told: "", None)]
+)
+def test_only_instructions_that_stay_are_a_fixed_prompt(instructions: Any, messages: int | None) -> None:
+    facts: list[Any] = []
+
+    class Noting(Model):
+        """Notes what a request would be hinted with."""
+
+        async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
+            facts.append(kvflow.extra_body()["kv_hints"]["actions"][-1]["payload"])
+            return ModelResponse(output=[], usage=Usage(), response_id=None)
+
+        async def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+            yield None
+
+    agent: Any = instrument(Agent(name="clerk", model=Noting(), instructions=instructions))
+    with kvflow.workflow("support"):
+        asyncio.run(agent.model.get_response())
+    assert [fact.get("fixed_prompt_messages") for fact in facts] == [messages]

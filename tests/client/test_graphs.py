@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import kvflow
 from kvflow.client import scopes
+from kvflow.client.server import REDECLARE_S, GraphDeclaration, Server
 
 if TYPE_CHECKING:
     from tests.client.conftest import Peer
@@ -91,6 +94,50 @@ def test_a_graph_the_server_refuses_is_no_reason_not_to_hint(peer: Peer, sdk: An
         ask(client)
     assert peer.llm[0].actions
     assert "refuses" in caplog.text
+
+
+def test_a_graph_whose_path_a_front_end_does_not_know_is_no_reason_either(
+    peer: Peer, sdk: Any, ask: Any, caplog: Any
+) -> None:
+    peer.statuses["/kvflow/v1/graphs/code%2Freview"] = 404
+    client = kvflow.instrument(sdk(peer))
+    with kvflow.workflow("code/review", graph=GRAPH):
+        ask(client)
+        ask(client)
+    assert [bool(request.actions) for request in peer.llm] == [True, True]
+    assert peer.told()[-1] == ("END", "start")
+    assert "refuses" in caplog.text
+
+
+def test_a_graph_is_declared_again_after_a_while_and_nobody_waits(peer: Peer) -> None:
+    now_s = 0.0
+    server = Server(peer.url, clock=lambda: now_s)
+    graph = GraphDeclaration(workflow_type="review", body="{}")
+    first = server.declare(graph)
+    assert first.wait() is True
+    now_s = REDECLARE_S - 1
+    assert server.declare(graph) is first
+    assert len(peer.to("/review")) == 1
+    now_s = REDECLARE_S
+    peer.statuses["/kvflow/v1/graphs/review"] = 422
+    for _ in range(3):
+        assert server.declare(graph) is first, "the old answer stands"
+    await_puts(peer, 2)
+    now_s = 2 * REDECLARE_S
+    server.declare(graph)
+    await_puts(peer, 3)
+    server.close()
+
+
+def await_puts(peer: Peer, count: int) -> None:
+    """Wait until the server has heard of a graph so many times, and not once more."""
+    deadline_s = time.monotonic() + 10
+    while len(peer.to("/review")) < count and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    for thread in threading.enumerate():
+        if thread.name == "kvflow-ask":
+            thread.join(10)
+    assert len(peer.to("/review")) == count
 
 
 def test_a_graph_that_cannot_be_read_is_logged(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:

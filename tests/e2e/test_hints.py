@@ -50,6 +50,25 @@ def test_a_batch_carries_one_envelope_each(server: Any) -> None:
     assert {w: v["running"] for w, v in server.workflows().items()} == {"w1": ["a"], "w2": ["b"]}
 
 
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_of_a_batch_some_may_say_nothing(server: Any, nothing: Any) -> None:
+    params = {"temperature": 0, "max_new_tokens": 2}
+    body = {"text": ["x" * 64, "y" * 64], "sampling_params": params, "kv_hints": [nothing, hints("w2", "b")]}
+    assert server.client.post("/generate", json=body).status_code == 200
+    assert {w: v["running"] for w, v in server.workflows().items()} == {"w2": ["b"]}
+    assert server.client.post("/generate", json=body | {"kv_hints": [nothing, nothing]}).status_code == 200
+    assert server.client.post("/generate", json=body | {"text": "x" * 64, "kv_hints": {}}).status_code == 200
+    chat = chat_body("w", kv_hints=nothing)
+    assert server.client.post("/v1/chat/completions", json=chat).status_code == 200
+
+
+def test_a_type_may_have_slashes(server: Any) -> None:
+    path = "/kvflow/v1/graphs/team%2Freview"
+    assert server.client.put(path, json=GRAPH).status_code == 200
+    assert server.client.get(path).json()["declared"]
+    assert "team/review" in server.get("graphs")["types"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_completions_carry_a_top_level_key_and_count_fixed_messages(server: Any, stream: bool) -> None:
     response = server.client.post("/v1/chat/completions", json=chat_body("w", stream=stream))
@@ -238,8 +257,9 @@ def test_the_graph_can_say_how_long_a_fixed_prompt_is(server: Any) -> None:
 
 def test_what_a_client_invents_is_bounded_and_answered(server: Any) -> None:
     server.step("w", "a", "x")
-    calls = [tool_action(workflow_id="w", agent="stranger", tool="t", event="start", call_id=str(i)) for i in range(60)]
-    assert {outcome["status"] for outcome in server.events(*calls)} == {"missing"}
+    calls = [tool_action(workflow_id="w", agent="stranger", tool="t", event="start", call_id=str(i)) for i in range(300)]
+    outcomes = [outcome for start in range(0, 300, 60) for outcome in server.events(*calls[start : start + 60])]
+    assert [outcome["status"] for outcome in outcomes] == ["accepted"] * 256 + ["rejected"] * 44
     assert server.workflows()["w"]["pins"] == []
 
 

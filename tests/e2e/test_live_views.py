@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -42,7 +43,7 @@ def test_a_look_at_the_server(server: Server) -> None:
     told = run(server, "top", "--once")
     assert "cost, trusts predictions for 100%" in told
     assert "mine" in told
-    assert "claims: 1 contexts of 1 workflows" in told
+    assert re.search(r"claims: \d+ contexts of 1 workflows", told)
     assert "link: 0 tokens in 0.00 s since start" in told
     row = next(line.split() for line in told.splitlines() if line.strip().startswith("device"))
     assert int(row[-1].replace(",", "")) >= FIXED_TOKENS - 16

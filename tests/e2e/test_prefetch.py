@@ -167,6 +167,7 @@ def test_others_go_on_while_the_context_of_a_request_is_loaded(slow_link: Server
     assert stats["background_load_tokens"] >= stats["background_used_tokens"] >= FIXED_TOKENS
     assert stats["background_wasted_tokens"] == 0
     assert stats["stall_s"] < LOAD_S / 2
+    assert slow_link.get("status")["replicas"][0]["guard"]["gained_s"] < LOAD_S / 2, "it was not there when it came"
     slow_link.flush()
     assert slow_link.get("status")["degraded"] == {}
 

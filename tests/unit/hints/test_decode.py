@@ -45,6 +45,7 @@ tools = st.builds(
     agent=names,
     tool=names,
     event=st.sampled_from(["start", "end"]),
+    step_id=st.none() | names,
     expected_s=st.none() | st.floats(0.001, 1000),
 )
 
