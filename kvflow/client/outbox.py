@@ -27,7 +27,7 @@ from kvflow.client.settings import ClientSettings, HintMode, from_environment
 from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
 
 MAX_PENDING = 1024
-LINGER_S = 0.02
+LINGER_S = 0.05
 EXIT_FLUSH_S = 0.5
 _ENVELOPE_BYTES = 256
 """Room for what an envelope holds besides its actions."""
