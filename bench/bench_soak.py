@@ -5,7 +5,7 @@ not much larger, a slow link between the two, and storage behind them. Requests 
 wrong, commands come at random, the eviction order changes. The same prompts come up again and again, cached differently
 each time; every answer is compared with the first to the same prompt, and at the end with those of a server without any
 cache. SGLang checks its own tree and pools whenever it is idle, and does not survive a leak; so the run ends with an
-idle server that must still answer, and whose cache can be flushed.
+idle server that must still answer, and whose cache can be flushed. kvflow then knows of nothing any more.
 
 Two answers to one prompt may differ where two tokens are equally likely and rounding decides, because how much of a
 prompt is computed at once depends on what is cached; such ties are told from faults by the likelihoods.
@@ -208,10 +208,28 @@ async def soak(url: str, options: argparse.Namespace) -> tuple[Seen, dict[str, A
         if not options.no_kvflow:
             state["stats"] = (await client.get("/kvflow/v1/stats")).raise_for_status().json()["total"]
             state["degraded"] = (await client.get("/kvflow/v1/status")).raise_for_status().json()["degraded"]
+            state["left"] = await left(client)
         (await client.post("/flush_cache")).raise_for_status()
         await asyncio.sleep(2)
         (await client.get("/health_generate")).raise_for_status()
     return seen, state
+
+
+async def left(client: httpx.AsyncClient) -> dict[str, int]:
+    """End every workflow that still lives, and see what kvflow knows of them then: nothing, if it keeps its books."""
+    living = (await client.get("/kvflow/v1/workflows")).raise_for_status().json()["workflows"]
+    for flow in living:
+        over = step_action(workflow_id=flow["workflow_id"], agent="END", final=True)
+        (await client.post("/kvflow/v1/events", json=envelope([over]))).raise_for_status()
+    await client.post("/generate", json={"input_ids": [5] * 8, "sampling_params": {"max_new_tokens": 1}})
+    await asyncio.sleep(2)
+    total = (await client.get("/kvflow/v1/stats")).raise_for_status().json()["total"]
+    return {
+        "workflows": total["live_workflows"],
+        "programs": total["admission"]["programs"],
+        "held": total["admission"]["held"],
+        "guarded_requests": total["guard"]["running"],
+    }
 
 
 async def switch(client: httpx.AsyncClient, rng: random.Random, until_s: float) -> None:
@@ -312,7 +330,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))
     print(json.dumps(result["counts"] | found))
-    if found["wrong"] or state.get("degraded"):
+    if found["wrong"] or state.get("degraded") or any(state.get("left", {}).values()):
         raise SystemExit("something broke; see above")
 
 
