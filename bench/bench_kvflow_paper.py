@@ -1,7 +1,8 @@
 """KVFlow's own workloads (arXiv 2507.07400, section 5): chains of ten agents, alone and many at once.
 
-Single: ten agents in a chain with fixed prompts of 8,192 or 4,096 tokens, 32 tokens of input and 32 of output each; the
-device holds four agents' prompts, so that recency evicts each prompt just before it is needed.
+Single: ten agents in a chain with fixed prompts of 8,192 or 4,096 tokens, about 32 tokens of input (the answer of the
+agent before it) and 32 of output each; the device holds four agents' prompts, so that recency evicts each prompt just
+before it is needed.
 Many: up to 64 workflows at once, prefixes of 512 or 1,024 tokens.
 
 Fixed prompts are scaled down by --prefix-scale on the CPU engine, where the device is sized likewise.
@@ -23,6 +24,10 @@ from replaying import Preset, parser, read, run  # noqa: E402
 from kvflow.trace import SynthOptions, synthetic_trace, write_trace  # noqa: E402
 
 AGENTS = 10
+SAID_TOKENS = 32
+"""Of an input and of an output, on average."""
+OWN_TOKENS = 3 * SAID_TOKENS
+"""Of one call, beside the fixed prompt: input and output, with room for those that are longer than the average."""
 TURNS = 8
 """A chain is run several times: its first pass finds nothing cached, whatever the order."""
 
@@ -33,12 +38,19 @@ def preset(shape: int, profile: str, prefix_scale: float, folder: Path) -> Prese
     single = shape >= 4096
     workflows = 4 if single else 64
     sizes = SynthOptions(
-        workflows=workflows, agents=AGENTS, turns=TURNS, fixed_tokens=fixed, task_tokens=32, output_tokens=32, seed=1
+        workflows=workflows,
+        agents=AGENTS,
+        turns=TURNS,
+        fixed_tokens=fixed,
+        task_tokens=SAID_TOKENS,
+        output_tokens=SAID_TOKENS,
+        seed=1,
+        relay=True,
     )
     path = folder / f"chain-{shape}.jsonl"
     write_trace(path, *synthetic_trace("chain", sizes))
-    device = 4 * (fixed + 64 * TURNS) if single else int(0.33 * AGENTS * (fixed + 64 * workflows))
-    host = AGENTS * (fixed + 64 * workflows * TURNS)
+    device = 4 * (fixed + OWN_TOKENS) if single else int(0.33 * AGENTS * (fixed + OWN_TOKENS * workflows))
+    host = AGENTS * (fixed + OWN_TOKENS * workflows * TURNS)
     options: dict[str, str | int | float] = {"programs": workflows, "rounds": 2}
     options |= {"device-tokens": device, "host-tokens": host, "max-gap": 1}
     if single:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from kvflow.errors import ServerUnavailableError
+from kvflow.errors import ConfigError, ServerUnavailableError
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 TIMEOUT_S = 10.0
@@ -17,9 +17,18 @@ ApiKey = Annotated[str | None, typer.Option(envvar="KVFLOW_API_KEY", help="Its A
 
 
 def connect(url: str, api_key: str | None) -> httpx.Client:
-    """A client for the routes of one server."""
+    """A client for the routes of one server.
+
+    Raises:
+        ServerUnavailableError: the address is none.
+    """
+    from kvflow.replay.arms import server_url
+
+    try:
+        root = server_url(url).removesuffix("/v1")  # as the client library takes it
+    except ConfigError as error:
+        raise ServerUnavailableError(str(error)) from None
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    root = url.rstrip("/").removesuffix("/v1")  # as the client library takes it
     return httpx.Client(base_url=f"{root}/kvflow/v1", headers=headers, timeout=TIMEOUT_S)
 
 
@@ -32,7 +41,7 @@ def get(client: httpx.Client, path: str, **query: Any) -> dict[str, Any]:
     where = f"{client.base_url}".removesuffix("kvflow/v1/")
     try:
         response = client.get(path, params={name: value for name, value in query.items() if value is not None})
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
         raise ServerUnavailableError(f"{where} does not answer ({error}): is the server up, is --url right?") from None
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise ServerUnavailableError(f"{where} wants an API key: give --api-key, or set KVFLOW_API_KEY")
@@ -40,4 +49,10 @@ def get(client: httpx.Client, path: str, **query: Any) -> dict[str, Any]:
         raise ServerUnavailableError(f"{where} knows no /kvflow/v1/{path}: was it started with --enable-kvflow?")
     if response.is_error:
         raise ServerUnavailableError(f"{where} answers {response.status_code}: {response.text[:200]}")
-    return response.json()
+    try:
+        found = response.json()
+    except ValueError:  # some front ends answer any path with 200 and a page
+        found = None
+    if not isinstance(found, dict):
+        raise ServerUnavailableError(f"{where} is no server of kvflow's ({response.text[:100]!r}): is --url right?")
+    return found

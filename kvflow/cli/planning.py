@@ -95,7 +95,7 @@ def _sizes(plan: Plan, workload: Workload, asked: Asked) -> Sizes:
         device, host, page = device or DEVICE_SIZE, host or HOST_SIZE, page or PAGE_TOKENS
     if device is None:
         return Sizes(device_tokens=None, host_tokens=None, page_tokens=page)
-    multiple = page or int(flag_value(asked.launch or "", "--page-size") or 1)
+    multiple = page or _launched_page(asked.launch or "")
     live = live_tokens(plan.load.drawn(workload, plan.seed), plan.load.at_once)
     longest = longest_request(replace(plan.load, programs=None).drawn(workload, plan.seed))
     # A request that does not fit alone would be refused; one that fits barely would wait for all others.
@@ -106,6 +106,13 @@ def _sizes(plan: Plan, workload: Workload, asked: Asked) -> Sizes:
         page_tokens=page,
         link_bytes_s=asked.link if asked.launch is None and asked.profile == "cpu" else 0.0,
     )
+
+
+def _launched_page(launch: str) -> int:
+    value = flag_value(launch, "--page-size") or "1"
+    if not value.isdecimal() or not int(value):
+        raise ConfigError(f"--launch has --page-size {value}: give the tokens of a page, at least 1")
+    return int(value)
 
 
 def _engine(asked: Asked, sizes: Sizes) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,14 @@ def check_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} to write {path.name} to")
+
+
+def check_made(folder: Path) -> None:
+    """Refuse a folder that could not be made, before the work is done."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        reason = "is not a folder" if not there.is_dir() else "cannot be written to"
+        raise typer.BadParameter(f"{there} {reason}: give another --folder")
 
 
 def read(paths: list[Path], console: Console) -> Workload:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
 from kvflow.cli.live import ApiKey
-from kvflow.cli.reading import check_folders, read, told_as_usage, write
+from kvflow.cli.reading import check_folders, check_made, read, told_as_usage, write
 from kvflow.errors import ConfigError, KVFlowError
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def replay(
     console = Console()
     with told_as_usage():
         check_folders(json_path, html)
+        check_made(folder)
         arms = parse_arms(arm or (), url)
         workload = read(traces, console)
         plan = Plan(
@@ -142,12 +143,20 @@ def replay(
     _show(console, plans)
     if dry_run:
         return
-    result = circumstances() | _play(plans, workload, folder, console, api_key=api_key, fresh=fresh)
-    _tell(result, json_path, html, console)
+    where = circumstances()
+    played = _play(plans, workload, folder, console, api_key=api_key, fresh=fresh, machine=where["machine"])
+    _tell(where | played, json_path, html, console)
 
 
 def _play(
-    plans: Sequence[Plan], workload: Workload, folder: Path, console: Console, *, api_key: str | None, fresh: bool
+    plans: Sequence[Plan],
+    workload: Workload,
+    folder: Path,
+    console: Console,
+    *,
+    api_key: str | None,
+    fresh: bool,
+    machine: dict[str, Any],
 ) -> dict[str, Any]:
     from kvflow.replay.document import document
     from kvflow.replay.run import replay as play
@@ -157,7 +166,8 @@ def _play(
         for plan in plans:
             own = folder / f"{plan.load.at_once or 'all'}-at-once"
             with ended_by_signals(), _progress(console) as progress:
-                played.append((plan, play(plan, workload, own, progress, api_key=api_key, fresh=fresh)))
+                rounds = play(plan, workload, own, progress, api_key=api_key, fresh=fresh, machine=machine)
+                played.append((plan, rounds))
     except KVFlowError as error:
         console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
         if not isinstance(error, ConfigError):
@@ -213,8 +223,7 @@ def _told(arm: Arm, engine: Engine | None) -> str:
     if arm.url is not None or engine is None:
         return f"{arm.url},{told}"
     variables = " ".join(f"{name}={value}" for name, value in arm.env)
-    flags = [*engine.flags, *(engine.host_flags if arm.host else ()), *arm.flags]
-    return f"{variables} --device {engine.device} {' '.join(flags)},{told}".strip()
+    return f"{variables} --device {engine.device} {' '.join(engine.flags_of(arm))},{told}".strip()
 
 
 @contextmanager

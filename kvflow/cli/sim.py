@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kvflow.cli.reading import check_folders, told_as_usage
 from kvflow.errors import KVFlowError
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ EMBEDDED_LINK_BYTES_S = 1e8
 @app.command()
 def fit(
     samples: Annotated[Path, typer.Argument(help="What `kvflow sim measure` wrote.")],
-    out: Annotated[Path | None, typer.Option(help="Where the profile goes; else it is printed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Where the profile goes; else it is printed.")
+    ] = None,
     base: Annotated[str | None, typer.Option(help="Profile that stands in for times that were not measured.")] = None,
     reduction: Annotated[
         Literal["median", "minimum"],
@@ -43,6 +46,7 @@ def fit(
     from kvflow.sim.fit import Measurements
     from kvflow.sim.fit import fit as fit_profile
 
+    check_folders(out)
     try:
         measured = Measurements.read(samples)
         if notes:
@@ -97,7 +101,7 @@ def _report(found: Fit) -> None:
 def measure(
     url: Annotated[str | None, typer.Option(help="A running SGLang server; else one on the CPU engine.")] = None,
     name: Annotated[str, typer.Option(help="Name of the profile.")] = "measured",
-    out: Annotated[Path, typer.Option(help="Where the samples go.")] = Path("samples.json"),
+    out: Annotated[Path, typer.Option(dir_okay=False, help="Where the samples go.")] = Path("samples.json"),
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of every setting.")] = 3,
     max_fill_tokens: Annotated[
         int, typer.Option(help="Largest device memory to fill for measuring loads.")
@@ -107,9 +111,13 @@ def measure(
 
     Its cache is filled with random prompts. Loads are measured if kvflow is on in it and it has a host tier.
     """
+    from kvflow.replay.arms import server_url
     from kvflow.sim.measure import MeasureSettings
     from kvflow.sim.measure import measure as measure_server
 
+    check_folders(out)
+    with told_as_usage():
+        url = None if url is None else server_url(url)
     settings = MeasureSettings(repeats=repeats, max_fill_tokens=max_fill_tokens)
 
     def show(text: str) -> None:

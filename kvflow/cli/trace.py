@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvflow.cli.reading import check_folders
 from kvflow.errors import TraceError
 
 if TYPE_CHECKING:
@@ -96,17 +97,17 @@ def synth(
     """Make up a trace of a known shape."""
     from kvflow.trace.synth import SynthOptions, synthetic_trace
 
-    options = SynthOptions(
-        workflows=workflows,
-        agents=agents,
-        turns=turns,
-        fixed_tokens=fixed_tokens,
-        task_tokens=task_tokens,
-        output_tokens=output_tokens,
-        apart_s=apart_s,
-        seed=seed,
-    )
     try:
+        options = SynthOptions(
+            workflows=workflows,
+            agents=agents,
+            turns=turns,
+            fixed_tokens=fixed_tokens,
+            task_tokens=task_tokens,
+            output_tokens=output_tokens,
+            apart_s=apart_s,
+            seed=seed,
+        )
         counts = _write(out, *synthetic_trace(kind, options))
     except TraceError as error:
         raise typer.BadParameter(str(error)) from None
@@ -127,6 +128,7 @@ def record(
 
     if not context.args:
         raise typer.BadParameter("say which program to run: kvflow trace record --out FILE -- python program.py")
+    check_folders(out)
     with tempfile.TemporaryDirectory(prefix="kvflow-record-") as folder:
         facts = Path(folder) / "facts.jsonl"
         facts.touch()
@@ -136,8 +138,11 @@ def record(
         except OSError as error:
             raise typer.BadParameter(f"cannot run {context.args[0]}: {error.strerror}") from None
         bad: list[BadRow] = []
-        header, events = import_trace(facts, "recording", bad.append)
-        counts = _write(out, header, events)
+        try:
+            header, events = import_trace(facts, "recording", bad.append)
+            counts = _write(out, header, events)
+        except TraceError as error:
+            raise _failure(str(error), code or 1) from None
     _show_bad_rows(bad)
     if not counts["llm_call"]:
         raise _failure("the program made no LLM call that kvflow's client saw; see kvflow.instrument", code or 1)

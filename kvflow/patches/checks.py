@@ -21,7 +21,7 @@ _ANSWER_TOKENS = 64
 """How far into an answer they look."""
 _SPLICED, _EXACT = "spliced", "exact"
 _CHECK_KEY = "kvflow-check"
-"""Extra key of spliced copies: a prefix cached for somebody else would leave nothing to splice."""
+"""Added to the extra key of spliced copies: a prefix cached for somebody else would leave nothing to splice."""
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class Checks:
             "check": (req.rid, _SPLICED),
             "slots": [(slot.start, slot.end, slot.name) for slot in prompt.slots],
             "mode": mode,
+            "exact_tokens": plan.exact_tokens if plan.grafts else 0,  # no more is put in than was
             "namespace": prompt.namespace,
             "workflow_type": prompt.workflow_type,
             "agent": prompt.agent,
@@ -78,12 +79,17 @@ class Checks:
             plan.check,
             [
                 {**common, "extra_key": req.extra_key, "asked": exact},
-                {**common, "extra_key": _CHECK_KEY, "asked": spliced},
+                {**common, "extra_key": f"{req.extra_key or ''}\0{_CHECK_KEY}", "asked": spliced},
             ],
         )
         self._due.append(req.rid)
         while len(self._under_way) > _MOST:
             self._under_way.popitem(last=False)
+
+    def clear(self) -> None:
+        """Give up all."""
+        self._under_way.clear()
+        self._due.clear()
 
     def followed(self, check: tuple[str, str], logits: torch.Tensor) -> None:
         """Take the logits after one of the two; they stay on the device until both are there."""

@@ -93,8 +93,14 @@ def rotary_of(runner: Any) -> Rotary:
     """Find a model's rotary embedding, and test that turning its keys gives what the model would have computed.
 
     Raises:
-        ReuseUnsupportedError: it has none, several, or one that we do not know how to apply.
+        ReuseUnsupportedError: it has none, several, or one that we do not know how to apply; or sliding windows, since
+            layers without one may have an embedding that they do not apply.
     """
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    attentions = (module for module in runner.model.modules() if isinstance(module, RadixAttention))
+    if any((attention.sliding_window_size or -1) > 0 for attention in attentions):
+        raise ReuseUnsupportedError("a model with sliding windows")
     modules = [
         module
         for name, module in runner.model.named_modules(remove_duplicate=False)

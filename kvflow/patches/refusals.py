@@ -18,6 +18,7 @@ def of_server(server_args: Any) -> None:
         (bool(server_args.lora_paths) or bool(server_args.enable_lora), "LoRA adapters"),
         (bool(getattr(server_args, "enable_return_hidden_states", False)), "--enable-return-hidden-states"),
         (getattr(server_args, "enable_return_routed_experts", False), "--enable-return-routed-experts"),
+        (getattr(server_args, "enable_watermark", False), "--enable-watermark"),
     )
     for refused, found in refusals:
         if refused:

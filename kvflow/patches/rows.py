@@ -71,8 +71,8 @@ def beginning_later(batch: Any, starts: Sequence[int]) -> Any:
     later.extend_lens = [part.stop - part.start for part in kept]
     later.extend_num_tokens = sum(later.extend_lens)
     if batch.extend_logprob_start_lens is not None:
-        pairs = zip(batch.extend_logprob_start_lens, later.extend_lens, strict=True)
-        later.extend_logprob_start_lens = [min(start, tokens) for start, tokens in pairs]
+        parts = zip(batch.extend_logprob_start_lens, skipped, later.extend_lens, strict=True)
+        later.extend_logprob_start_lens = [min(max(start - skip, 0), tokens) for start, skip, tokens in parts]
     return later
 
 

@@ -26,6 +26,9 @@ from kvflow.reuse import KV, HostMemory, Method, Mode, Outcomes, Plan, Prompt, Q
 
 logger = logging.getLogger(__name__)
 
+_EMBEDDINGS = ("input_embeds", "replace_embeds")
+"""Of a batch: they are by place among its tokens, so that no other tokens of its requests can be computed."""
+
 
 @dataclass(slots=True)
 class _State:
@@ -45,6 +48,19 @@ class _State:
     shown: bool = False
 
 
+class _Guard(Guard):
+    """A guard whose failures ranks compare."""
+
+    @property
+    def failures_left(self) -> int:
+        """Before it gives up."""
+        return self._failures_left
+
+    def agree(self, failures_left: int) -> None:
+        """Count what failed on other ranks."""
+        self._failures_left = failures_left
+
+
 class Splicer:
     """Splices the prompts of one scheduler's requests, on every rank alike.
 
@@ -59,11 +75,13 @@ class Splicer:
     def __init__(self, scheduler: Any, settings: Settings) -> None:
         runner = scheduler.tp_worker.model_runner
         refusals.of_server(scheduler.server_args)
-        ranks = _cpu_group() if scheduler.server_args.tp_size > 1 else None
-        self._splicing = Splicing(runner, ranks, settings.reuse.repair_layer)
+        self._ranks = _cpu_group() if scheduler.server_args.tp_size > 1 else None
+        self._splicing = Splicing(runner, self._ranks, settings.reuse.repair_layer)
         self._settings = settings.reuse
         self._journal: Journal = scheduler.tree_cache.journal
-        self._guard = Guard("reuse")
+        self._guard = _Guard("reuse")
+        self._filling = _Guard("reuse")  # apart: it may fail on one rank alone
+        self._failures_left = self._guard.failures_left
         self.refused: Counter[str] = Counter()
         gate = QualityGate(settings.reuse.agreement, settings.reuse.divergence, settings.reuse.check_every)
         self.checks = Checks(gate, _replica())
@@ -85,8 +103,9 @@ class Splicer:
         if not self._asked(batch):
             return original(worker, batch, *args, **kwargs)
         nothing: list[Spliced | None] = [None] * len(batch.reqs)
+        self._agree()
         self._guard.run(self._plan, batch, default=None)
-        spliced = self._guard.run(self._fill, batch, default=nothing)
+        spliced = self._filling.run(self._fill, batch, default=nothing)
         self._sampled = self._guard.run(self._checked, batch, default=[])
         if any(spliced):
             worker.set_hicache_consumer(batch.hicache_consumer_index)
@@ -151,8 +170,24 @@ class Splicer:
         return (
             batch is not None
             and batch.forward_mode.is_extend_without_speculative()
+            and all(getattr(batch, name, None) is None for name in _EMBEDDINGS)
             and any(reuse_of(req) is not None for req in batch.reqs)
         )
+
+    def _agree(self) -> None:
+        """Have ranks give up together, and forget together what one of them may have failed to learn.
+
+        Not guarded: a rank that has given up answers the others nevertheless.
+        """
+        ours = [self._guard.failures_left, self._filling.failures_left]
+        planning, filling = self._splicing.least(ours)
+        if self._ranks is not None and planning < self._failures_left:
+            self.reuse.clear()
+            self.reuse.gate.clear()
+            self.checks.clear()
+        self._failures_left = planning if filling else 0  # what cannot be put in is not planned
+        self._guard.agree(self._failures_left)
+        self._filling.agree(filling)
 
     def _plan(self, batch: Any) -> None:
         """Decide for all before anything is put in: ranks add up distances; only putting in may fail on one alone."""
@@ -189,7 +224,7 @@ class Splicer:
             state = req._kvflow_splice = _State(asked, self._prompt(req, asked))
         if state.prompt is not None and state.attempt != req.retraction_count:
             state.attempt = req.retraction_count
-            state.plan = self.reuse.plan(state.prompt, cached_tokens)
+            state.plan = self.reuse.plan(state.prompt, max(cached_tokens, state.asked.get("exact_tokens", 0)))
             self._tell(state.prompt, state.plan)
 
     def _tell(self, prompt: Prompt, plan: Plan) -> None:

@@ -112,6 +112,14 @@ class Splicing:
             torch.distributed.all_reduce(vector, group=self._ranks)
         return vector
 
+    def least(self, numbers: Sequence[int]) -> list[int]:
+        """The smallest that any rank has of each number."""
+        if self._ranks is None:
+            return list(numbers)
+        vector = torch.tensor(numbers, dtype=torch.int64)
+        torch.distributed.all_reduce(vector, torch.distributed.ReduceOp.MIN, group=self._ranks)
+        return vector.tolist()
+
     @contextmanager
     def _writing_first(self) -> Iterator[None]:
         """Have attention read all from pages, so that KV are written before, for the length of a ``with`` block."""

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import httpx
+
 from kvflow.errors import ConfigError
 
 
@@ -35,11 +37,6 @@ class Arm:
     def slug(self) -> str:
         """Its name in names of files."""
         return self.name.replace(" ", "-")
-
-    @property
-    def stores(self) -> bool:
-        """Whether its server has a storage tier."""
-        return any(flag.partition("=")[0] == "--hicache-storage-backend" for flag in self.flags)
 
     @property
     def kvflow(self) -> bool:
@@ -94,7 +91,7 @@ def parse_arm(text: str) -> Arm:
     ``VARIABLE=VALUE`` of the server's environment; a URL of a server that runs; anything else is a flag of SGLang.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or has a URL that is none.
     """
     name, equals, settings = text.partition("=")
     name = name.strip()
@@ -130,6 +127,31 @@ def flag_words(text: str, where: str) -> list[str]:
     return words
 
 
+def flag_of(words: Sequence[str], name: str) -> str | None:
+    """Find the value of a flag, the last one where it is given twice; None if it is not there."""
+    found = None
+    for index, word in enumerate(words):
+        own, equals, value = word.partition("=")
+        if own == name:
+            found = value if equals else "".join(words[index + 1 : index + 2])
+    return found
+
+
+def server_url(text: str) -> str:
+    """Read the address of a server.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{text!r} is no address of a server ({error}): give one like http://HOST:30000") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{text!r} is no address of a server: give one like http://HOST:30000")
+    return text.rstrip("/")
+
+
 def preset(name: str) -> Arm:
     """Find an arm that has a name of its own.
 
@@ -149,12 +171,13 @@ def parse_arms(texts: Sequence[str], url: str | None = None) -> list[Arm]:
         url: of a server that runs, for arms that do not name one.
 
     Raises:
-        ConfigError: one cannot be read, two have the same name, or one wants another server than the one it names.
+        ConfigError: an arm or the URL cannot be read, two arms have the same name, or one wants another server than the
+            one it names.
     """
     texts = texts or (DEFAULT if url is None else DEFAULT_FOUND)
     arms = [parse_arm(text) for text in texts]
     if url is not None:
-        arms = [replace(arm, url=arm.url or url.rstrip("/")) for arm in arms]
+        arms = [replace(arm, url=arm.url or server_url(url)) for arm in arms]
     slugs = [arm.slug for arm in arms]
     twice = next((arm.name for arm in arms if slugs.count(arm.slug) > 1), None)
     if twice is not None:
@@ -177,7 +200,7 @@ def _with(arm: Arm, word: str) -> Arm:
     if word in _SWITCHES:
         return replace(arm, **_SWITCHES[word])
     if word.startswith(("http://", "https://")):
-        return replace(arm, url=word.rstrip("/"))
+        return replace(arm, url=server_url(word))
     if match := _VARIABLE.fullmatch(word):
         return replace(arm, env=(*arm.env, (match[1], match[2])))
     return replace(arm, flags=(*arm.flags, word))

@@ -57,6 +57,11 @@ class Change:
         """Whether a smaller share of calls failed."""
         return self.after is not None and self.after.share < self.before.share
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there was anything to compare, or nothing where there had been something."""
+        return bool(self.paired) or self.after is None or self.more_failed or self.fewer_failed
+
 
 def changes(
     before: Mapping[str, Any], after: Mapping[str, Any], threshold: float, *, force: bool = False
@@ -72,12 +77,12 @@ def changes(
     Raises:
         ConfigError: one is no result of a replay, they are not of the same work, or have no workflow in common.
     """
-    old, new = _arms(before), _arms(after)
+    old, new = arms(before), arms(after)
     differing = [] if force else _differing(before, after)
     if differing:
         raise ConfigError(f"these results are not of the same work: {'; '.join(differing)}. --force compares them")
     found = [_change(key, arm, new.get(key), threshold) for key, arm in old.items()]
-    if not any(change.paired or change.more_failed for change in found):
+    if not any(change.says_something for change in found):
         raise ConfigError(
             "these results have no workflow in common: replay the same traces at the same load, with equal seeds"
         )
@@ -95,15 +100,43 @@ def surroundings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
         old, new = (engine.get(key) for engine in engines)
         if old != new and None not in (old, new):
             found.append(f"{key.replace('_', ' ')} of the servers")
-    return found
+    return [*found, *_of_arms(before, after)]
 
 
-def _arms(document: Mapping[str, Any]) -> dict[tuple[int, str], Mapping[str, Any]]:
+def _of_arms(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What arms of one name differ in; what one of both does not say counts as equal."""
+    old, new = ({name: arm for (_, name), arm in each.items()} for each in (_known(before), _known(after)))
+    return [
+        f"{what} of arm {name!r}"
+        for name in old
+        if name in new
+        for what in ("flags", "env", "hints")
+        if None not in (old[name].get(what), new[name].get(what)) and old[name][what] != new[name][what]
+    ]
+
+
+def _known(document: Mapping[str, Any]) -> dict[tuple[int, str], Mapping[str, Any]]:
+    return arms(document) if "loads" in document else {}
+
+
+def arms(document: Mapping[str, Any]) -> dict[tuple[int, str], Mapping[str, Any]]:
+    """Arms of a result, by programs at once and name.
+
+    Raises:
+        ConfigError: it is no result of a replay, or none with all that is compared.
+    """
     if document.get("kind") != KIND:
         raise ConfigError(
             f"a result of kvflow replay is needed, this one is of {document.get('kind', 'something else')!r}"
         )
-    return {(load["at_once"], arm["name"]): arm for load in document["loads"] for arm in load["arms"]}
+    try:
+        found = {(load["at_once"], arm["name"]): arm for load in document["loads"] for arm in load["arms"]}
+        for arm in found.values():
+            _count(arm)
+            _values(arm, PAIRED[0])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"a result is not whole ({error!r}): let kvflow replay --json write it again") from None
+    return found
 
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -118,7 +151,7 @@ def _work(document: Mapping[str, Any]) -> dict[str, Any]:
     found["load"] = {name: value for name, value in found.get("load", {}).items() if name != "at_once"}
     engine = settings.get("engine") or {}
     if engine:
-        found |= {"model": Path(engine["model"]).name, "device": engine["device"]}
+        found |= {"model": Path(engine.get("model", "")).name, "device": engine.get("device")}
     if "traces_digest" in document:
         found["traces"] = document["traces_digest"]
     for load in document["loads"]:

@@ -10,6 +10,8 @@ from kvflow.trace import Piece
 
 LOW, HIGH = 10, 250
 """Token ids from LOW to below HIGH: every vocabulary has them, and none of them ends an answer."""
+_CHUNK = 1024
+"""Tokens that are spelled at once: a trace of block hashes cuts all its prompts out of one content without end."""
 
 
 class Contents:
@@ -22,17 +24,25 @@ class Contents:
 
     def __init__(self, low: int = LOW, high: int = HIGH) -> None:
         self._ids: Sequence[int] = range(low, high)
-        self._known: dict[str, array[int]] = {}
+        self._known: dict[tuple[str, int], array[int]] = {}
 
     def tokens(self, piece: Piece) -> array[int]:
         """Spell a slice of a content; shape [piece.tokens]."""
+        found = array("q")
         end = piece.offset + piece.tokens
-        known = self._known.get(piece.content)
-        if known is None or len(known) < end:
+        for chunk in range(piece.offset // _CHUNK, -(-end // _CHUNK)):
+            first = chunk * _CHUNK
+            found += self._chunk(piece.content, chunk, min(end - first, _CHUNK))[max(0, piece.offset - first) :]
+        return found
+
+    def _chunk(self, content: str, chunk: int, tokens: int) -> array[int]:
+        """Spell the first tokens of a chunk; shape [tokens]."""
+        known = self._known.get((content, chunk))
+        if known is None or len(known) < tokens:
             # The first choices of one seed are the same however many are made.
-            known = array("q", random.Random(piece.content).choices(self._ids, k=end))
-            self._known[piece.content] = known
-        return known[piece.offset : end]
+            known = array("q", random.Random(f"{content}/{chunk}").choices(self._ids, k=tokens))
+            self._known[content, chunk] = known
+        return known[:tokens]
 
     def prompt(self, base: array[int], pieces: Sequence[Piece]) -> array[int]:
         """Continue a context, which may be empty, by pieces; shape [tokens of both]."""

@@ -101,6 +101,7 @@ class _Thread:
 
     Attributes:
         due_s: when its next event may happen.
+        waited_s: when the calls and threads were over that its latest events waited for; None if those were others.
     """
 
     name: str
@@ -108,6 +109,7 @@ class _Thread:
     due_s: float
     ends_s: dict[str, float] = field(default_factory=dict)
     started: dict[str, tuple[ToolStart, float]] = field(default_factory=dict)
+    waited_s: float | None = None
 
 
 class _Run:
@@ -120,6 +122,7 @@ class _Run:
         self._connection = player.connection
         self._program = program
         self._workflow_id = workflow_id
+        self._over_s: dict[str, float] = {}
         self._contexts: dict[str, asyncio.Future[_Context]] = {}
         self._uses = Counter(call.prompt.base for call in program.calls)
 
@@ -129,20 +132,23 @@ class _Run:
         ends = {event.tool_call: event for event in events if isinstance(event, ToolEnd)}
         thread = _Thread(name, self._steps(name), due_s)
         for event in events:
+            waited_s, thread.waited_s = thread.waited_s, None
             match event:
                 case LLMCall():
                     await self._call(event, thread)
                 case ToolStart():
                     self._tool_starts(event, ends.get(event.tool_call), thread)
                 case ToolEnd():
-                    await self._tool_ends(event, thread)
+                    await self._tool_ends(event, thread, waited_s)
                 case Spawn():
                     self.threads[event.child] = asyncio.create_task(self.thread(event.child, thread.due_s))
                 case Join():
                     await self.threads[event.child]
                     thread.due_s = max(thread.due_s, self._connection.now_s())
+                    thread.waited_s = max(waited_s or 0.0, self._over_s[event.child])
                 case _:
                     pass
+        self._over_s[name] = thread.due_s
         self._connection.say(self._workflow_id, thread.steps.ends())
 
     def _steps(self, thread: str) -> Steps:
@@ -161,9 +167,12 @@ class _Run:
             thread.ends_s[event.tool_call] = start_s + self._player.pace.of_tool(end)
         self._connection.say(self._workflow_id, thread.steps.tool(event, "start"))
 
-    async def _tool_ends(self, event: ToolEnd, thread: _Thread) -> None:
+    async def _tool_ends(self, event: ToolEnd, thread: _Thread, waited_s: float | None) -> None:
+        """Wait for a tool; one that has waited itself, for calls or threads, goes on from then."""
         start, start_s = thread.started[event.tool_call]
         end_s = thread.ends_s[event.tool_call]
+        if waited_s is not None:
+            end_s = waited_s + self._player.pace.of_tool(event)
         await asyncio.sleep(end_s - self._connection.now_s())
         thread.due_s = max(thread.due_s, end_s)
         record = ToolRecord(
@@ -197,7 +206,7 @@ class _Run:
         computed = partial(prompt.computed, self._player.accounting)
         answer = await self._connection.ask(tokens, recorded, hints, seen, computed)
         self._enter(call, seen, prompt, recorded, answer)
-        thread.due_s = seen.ended_s
+        thread.due_s = thread.waited_s = seen.ended_s
 
     async def _base(self, call: LLMCall, thread: _Thread) -> _Context:
         """The context a prompt continues; one of another thread may have to be waited for."""

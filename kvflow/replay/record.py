@@ -83,6 +83,7 @@ class Round:
     Attributes:
         kept: it was played by an earlier run.
         span_s: from the first arrival to the last end.
+        device_tokens: what the server's device tier holds; None if it does not say.
         answers: a digest of all that was answered.
         stall_s: time forward passes waited for load-backs; None where nobody measures that.
         loaded_tokens: what came over the link from the host, for whatever reason; None where nobody measures that.
@@ -98,6 +99,7 @@ class Round:
     seed: int
     kept: bool = False
     span_s: float = 0.0
+    device_tokens: int | None = None
     answers: str = ""
     stall_s: float | None = None
     loaded_tokens: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from kvflow.replay.record import Round
 from kvflow.replay.server import Engine, Ready, Running, counted, prepare, reached, serving, watched
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload
+
+_MACHINE = ("cpu", "cores", "gpus")
+"""What of a machine times depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ def replay(
     *,
     api_key: str | None = None,
     fresh: bool = False,
+    machine: Mapping[str, Any] | None = None,
 ) -> list[Round]:
     """Play all rounds of all arms that have not been played yet.
 
@@ -89,16 +93,21 @@ def replay(
         progress: told of every call.
         api_key: servers want, if they do; it is written nowhere.
         fresh: drop the rounds that were kept, and play them again.
+        machine: the one that this is; rounds of launched servers are kept for it alone.
 
     Returns:
         All rounds, those played before included.
 
     Raises:
-        ConfigError: the folder holds rounds of another plan, other traces, or another kvflow or SGLang.
+        ConfigError: the folder holds rounds of another plan, other traces, another machine, or another kvflow or
+            SGLang.
         ServerUnavailableError: a server did not start, cannot do what its arm needs, or died; rounds that were over
             by then are kept.
     """
-    claim(folder, asdict(replace(plan, rounds=0, notes={})), workload, fresh=fresh)
+    marked = asdict(replace(plan, rounds=0, notes={}))
+    if machine is not None and plan.engine is not None:
+        marked["machine"] = {name: machine.get(name) for name in _MACHINE}
+    claim(folder, marked, workload, fresh=fresh)
     works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
     total = len(plan.arms) * sum(calls.values())
@@ -147,6 +156,7 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
     async with running.client(plan.timeout_s) as client:
         ready = await prepare(running, client, free=plan.free)
         page_tokens = _page_tokens(plan, running, ready)
+        seen.device_tokens = ready.device_tokens
         before = running.link()
         began_s = time.perf_counter()
         connection = Connection(client, running.arm, free=plan.free, began_s=began_s, timeout_s=plan.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 from kvflow.trace import LLMCall, Piece, Program, ThreadEvent, ToolEnd
 
@@ -27,7 +28,7 @@ class _Scaler:
 
     def __init__(self, program: Program, tokens: float, time: float) -> None:
         self._program = program
-        self._factor = tokens
+        self._factor = Fraction(str(tokens))  # block hashes make offsets beyond what a float tells apart
         self._time = time
         self._calls = {call.call: call for call in program.calls}
         self._scaled: dict[str, LLMCall] = {}
@@ -56,7 +57,7 @@ class _Scaler:
         kept = 0
         if prompt.base is not None:
             before, after = self._tokens[prompt.base]
-            kept = after if prompt.keep_tokens >= before else min(after, self._position(prompt.keep_tokens))
+            kept = after if prompt.keep_tokens >= before else min(after, self._kept(prompt.base, prompt.keep_tokens))
         pieces: list[Piece] = []
         for piece in prompt.add:
             start, end = self._position(piece.offset), self._position(piece.offset + piece.tokens)
@@ -76,5 +77,18 @@ class _Scaler:
             }
         )
 
+    def _kept(self, base: str, tokens: int) -> int:
+        """What has become of the first tokens of a call's context, which was scaled piece by piece."""
+        call = self._calls[base]
+        while call.prompt.base is not None and tokens <= call.prompt.keep_tokens:
+            call = self._calls[call.prompt.base]
+        small = self._scaled[call.call]
+        kept, left = small.prompt.keep_tokens, tokens - call.prompt.keep_tokens
+        for piece in call.prompt.add:
+            taken = min(piece.tokens, left)
+            kept += self._position(piece.offset + taken) - self._position(piece.offset)
+            left -= taken
+        return kept + min(small.output_tokens, self._position(left))
+
     def _position(self, tokens: int) -> int:
-        return int(tokens * self._factor)
+        return tokens * self._factor.numerator // self._factor.denominator

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import Direction, DirectionStatistics
 from kvflow.patches.cpu.publish import read_statistics
-from kvflow.replay.arms import Arm
+from kvflow.replay.arms import Arm, flag_of
+from kvflow.replay.asking import About, about, asked, read
 from kvflow.replay.forcing import FLAG, forced
 from kvflow.replay.record import Round
 
@@ -28,6 +29,7 @@ _DEAD_AFTER = 30
 """Checks of its health that fail in a row; a busy server may be slow to answer."""
 _SELDOM = 10
 """A launched server is asked only at every tenth check: its calls are being timed."""
+_STORAGE_FLAG = "--hicache-storage-backend"
 _STORAGE_VARIABLE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
 _WARM_TOKEN = 9
 _WARM_TOKENS = 32
@@ -58,6 +60,10 @@ class Engine:
     token_bytes: int | None = None
     ready_s: float = 600.0
 
+    def flags_of(self, arm: Arm) -> tuple[str, ...]:
+        """Flags of SGLang for the server of an arm."""
+        return (*self.flags, *(self.host_flags if arm.host else ()), *arm.flags)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
@@ -65,6 +71,7 @@ class Running:
 
     Attributes:
         process: None for one that was found.
+        flags: it was launched with.
         link_path: file with what the CPU engine measures of its link; None elsewhere.
         api_key: it wants; None for none.
     """
@@ -72,6 +79,7 @@ class Running:
     arm: Arm
     url: str
     process: ServerProcess | None = None
+    flags: tuple[str, ...] = ()
     link_path: Path | None = None
     api_key: str | None = field(default=None, repr=False)
 
@@ -93,10 +101,12 @@ class Ready:
     Attributes:
         kvflow: whether it runs kvflow.
         page_tokens: its page size; None if it does not say.
+        device_tokens: what its device tier holds; None if it does not say.
     """
 
     kvflow: bool
     page_tokens: int | None
+    device_tokens: int | None = None
 
 
 @contextlib.contextmanager
@@ -119,19 +129,19 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
         raise ServerUnavailableError(f"arm {arm.name!r} has no URL, and there is nothing to launch")
     link_path, storage = folder / f"{arm.slug}.link", folder / f"{arm.slug}.storage"
     link_path.unlink(missing_ok=True)
+    flags = engine.flags_of(arm)
     env = {"KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path), **engine.env}
-    env |= {_STORAGE_VARIABLE: str(storage), **dict(arm.env)} if arm.stores else dict(arm.env)
-    flags = [*engine.flags, *(engine.host_flags if arm.host else ()), FLAG, *arm.flags]
+    env |= {_STORAGE_VARIABLE: str(storage), **dict(arm.env)} if _stores(flags) else dict(arm.env)
     with launch_server(
         engine.model,
         log_path=folder / f"{arm.slug}.log",
-        extra_args=flags,
+        extra_args=[FLAG, *flags],
         env=env,
         device=engine.device,
         timeout_s=engine.ready_s,
     ) as process:
         measured = link_path if engine.device == "cpu" else None
-        yield Running(arm=arm, url=process.url, process=process, link_path=measured, api_key=api_key)
+        yield Running(arm=arm, url=process.url, process=process, flags=flags, link_path=measured, api_key=api_key)
 
 
 async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = False) -> Ready:
@@ -143,23 +153,26 @@ async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = F
         free: it need not be able to give recorded answers.
 
     Raises:
-        ServerUnavailableError: it does not answer, cannot do what is needed, or its cache cannot be emptied.
+        ServerUnavailableError: it does not answer, cannot do what is needed, has less memory than it was asked to have,
+            or its cache cannot be emptied.
     """
-    page_tokens = await _page_tokens(client)
+    found = await about(client)
+    _check_size(running, found)
+    stores = found.stores or _stores(running.flags)
     kvflow = await _runs_kvflow(running, client)
-    prompt = [_WARM_TOKEN] * max(_WARM_TOKENS, 2 * (page_tokens or 0))
+    prompt = [_WARM_TOKEN] * max(_WARM_TOKENS, 2 * (found.page_tokens or 0))
     if not free:
         await _check_forcing(running, client, prompt)
     await _warm(client, prompt)
     await _warm(client, prompt)
-    await _empty(running.arm, client)
+    await _empty(running.arm.name, client, stores=stores)
     cached = await _warm(client, prompt)
     if cached:
         raise ServerUnavailableError(f"{running.arm.name}: {cached} tokens were still cached after a flush")
-    await _empty(running.arm, client)
+    await _empty(running.arm.name, client, stores=stores)
     if kvflow:
-        await _asked(client, "GET", "/kvflow/v1/stats", params={"reset": True})
-    return Ready(kvflow=kvflow, page_tokens=page_tokens)
+        await asked(client, "GET", "/kvflow/v1/stats", params={"reset": True})
+    return Ready(kvflow=kvflow, page_tokens=found.page_tokens, device_tokens=found.device_tokens)
 
 
 async def flush(name: str, client: httpx.AsyncClient) -> None:
@@ -173,17 +186,35 @@ async def flush(name: str, client: httpx.AsyncClient) -> None:
         ServerUnavailableError: it cannot be emptied.
     """
     deadline_s = time.monotonic() + _EMPTY_TIMEOUT_S
-    while (await _asked(client, "POST", "/flush_cache")).is_error:  # refused while anything is under way
+    while (await asked(client, "POST", "/flush_cache")).is_error:  # refused while anything is under way
         if time.monotonic() > deadline_s:
             raise ServerUnavailableError(f"{name}: the cache could not be emptied; is anybody else using it?")
         await asyncio.sleep(0.1)
 
 
-async def _empty(arm: Arm, client: httpx.AsyncClient) -> None:
+async def _empty(name: str, client: httpx.AsyncClient, *, stores: bool) -> None:
     """Empty all tiers of a server; what is in storage outlives a flush, and the server."""
-    await flush(arm.name, client)
-    if arm.stores and (await _asked(client, "POST", "/hicache/storage-backend/clear")).is_error:
-        raise ServerUnavailableError(f"{arm.name}: its storage tier could not be emptied")
+    await flush(name, client)
+    if stores and (await asked(client, "POST", "/hicache/storage-backend/clear")).is_error:
+        raise ServerUnavailableError(f"{name}: its storage tier could not be emptied")
+
+
+def _stores(flags: Sequence[str]) -> bool:
+    return flag_of(flags, _STORAGE_FLAG) is not None
+
+
+def _check_size(running: Running, found: About) -> None:
+    """SGLang makes a device tier that does not fit as large as there is room, and goes on."""
+    wanted = flag_of(running.flags, "--max-total-tokens")
+    if wanted is None or not wanted.isdecimal() or found.device_tokens is None:
+        return
+    page_tokens = found.page_tokens or 1
+    if found.device_tokens < int(wanted) // page_tokens * page_tokens:
+        raise ServerUnavailableError(
+            f"{running.arm.name}: its device tier has {found.device_tokens:,} tokens instead of {int(wanted):,}, for "
+            "which there is no room: give a smaller --device-tokens (--max-total-tokens), or a larger "
+            "--mem-fraction-static"
+        )
 
 
 @contextlib.asynccontextmanager
@@ -239,7 +270,7 @@ async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost
         raise ServerUnavailableError(f"{name}: calls did not reach {running.url}, or were cut off ({lost})")
     if refused:
         raise ServerUnavailableError(f"{name}: {running.url} does not take what its programs tell it: {refused}")
-    if (await _asked(client, "GET", "/health")).is_error:
+    if (await asked(client, "GET", "/health")).is_error:
         raise ServerUnavailableError(f"{name}: {running.url} is not healthy any more")
     if seen.calls and all(call.error for call in seen.calls):
         raise ServerUnavailableError(f"{name}: every call failed, the first because of: {seen.calls[0].error}")
@@ -247,8 +278,8 @@ async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost
 
 async def counted(client: httpx.AsyncClient, seen: Round) -> None:
     """Enter what a server's kvflow has counted, and whether it is whole."""
-    stats = _read(await _asked(client, "GET", "/kvflow/v1/stats"))
-    status = _read(await _asked(client, "GET", "/kvflow/v1/status"))
+    stats = read(await asked(client, "GET", "/kvflow/v1/stats"), "total")
+    status = read(await asked(client, "GET", "/kvflow/v1/status"), "replicas", "seams")
     states = [{name: replica.get(name) for name in ("policy", "guard", "degraded")} for replica in status["replicas"]]
     seen.stats = stats["total"] | {"replicas": states}
     seen.broken_seams = [seam["name"] for seam in status["seams"] if not seam["holds"]]
@@ -295,33 +326,11 @@ def _summed(pid: int, measure: Callable[[Any], float]) -> float:
     return total
 
 
-async def _asked(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> httpx.Response:
-    try:
-        response = await client.request(method, path, **more)
-    except httpx.HTTPError as error:
-        raise ServerUnavailableError(f"{client.base_url} does not answer: {error!r}") from None
-    if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise ServerUnavailableError(f"{client.base_url} wants an API key: give --api-key, or set KVFLOW_API_KEY")
-    return response
-
-
-def _read(response: httpx.Response) -> dict[str, Any]:
-    if response.is_error:
-        raise ServerUnavailableError(f"{response.url} answers {response.status_code}: {response.text[:200]}")
-    return response.json()
-
-
-async def _page_tokens(client: httpx.AsyncClient) -> int | None:
-    response = await _asked(client, "GET", "/server_info")
-    known = response.json().get("page_size") if response.is_success else None
-    return known if isinstance(known, int) else None
-
-
 async def _runs_kvflow(running: Running, client: httpx.AsyncClient) -> bool:
     """Whether a server runs kvflow; its arm may need that."""
-    response = await _asked(client, "GET", "/kvflow/v1/status")
+    response = await asked(client, "GET", "/kvflow/v1/status")
     if response.is_server_error:
-        _read(response)
+        read(response)
     # Some front ends answer any path with 200 and a page.
     runs = response.is_success and "json" in response.headers.get("content-type", "")
     if running.arm.kvflow and not runs:
@@ -337,8 +346,8 @@ async def _check_forcing(running: Running, client: httpx.AsyncClient, prompt: li
     extra = forced(_FORCED)
     sampling = {"max_new_tokens": len(_FORCED), "temperature": 0, "ignore_eos": True, **extra.pop("sampling_params")}
     body = {"input_ids": prompt, "sampling_params": sampling, **extra}
-    response = await _asked(client, "POST", "/generate", json=body)
-    if response.is_error or response.json().get("output_ids") != _FORCED:
+    response = await asked(client, "POST", "/generate", json=body)
+    if response.is_error or read(response).get("output_ids") != _FORCED:
         raise ServerUnavailableError(
             f"{running.arm.name}: {running.url} does not give recorded answers ({response.text[:200]}): launch it with "
             f"{FLAG} where kvflow is installed, or let the model answer what it likes with --free"
@@ -348,5 +357,5 @@ async def _check_forcing(running: Running, client: httpx.AsyncClient, prompt: li
 async def _warm(client: httpx.AsyncClient, prompt: list[int]) -> int:
     """Let a server answer once; returns tokens of the prompt it had cached."""
     sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
-    answer = _read(await _asked(client, "POST", "/generate", json={"input_ids": prompt, "sampling_params": sampling}))
-    return int(answer["meta_info"]["cached_tokens"])
+    response = await asked(client, "POST", "/generate", json={"input_ids": prompt, "sampling_params": sampling})
+    return int(read(response, "meta_info")["meta_info"]["cached_tokens"])

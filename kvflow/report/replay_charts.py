@@ -63,21 +63,31 @@ def _over_load(record: ReplayRecord) -> Section:
 
 
 def _completions(load: LoadRecord) -> Figure:
-    bars = [Bar(label=arm.name, parts=(("new", arm.measures.get("completion_mean_s", 0.0)),)) for arm in load.arms]
-    return Figure(heading=load.title, chart=bar_chart("completion", "Completion of a workflow", bars, seconds))
+    bars = [Bar(label=arm.name, parts=(("new", arm.measures["completion_mean_s"]),)) for arm in _finished(load)]
+    drawn = bar_chart("completion", "Completion of a workflow", bars, seconds) if bars else None
+    return Figure(heading=load.title, detail=_without_data(load), chart=drawn)
+
+
+def _finished(load: LoadRecord) -> list[ReplayArm]:
+    """Arms with a workflow that ran without a failed call: without one there is nothing to draw, and 0 s look best."""
+    return [arm for arm in load.arms if "completion_mean_s" in arm.measures]
+
+
+def _without_data(load: LoadRecord) -> str:
+    names = [arm.name for arm in load.arms if "completion_mean_s" not in arm.measures]
+    return f"No data of {', '.join(names)}: no workflow ran without a failed call." if names else ""
 
 
 def _time(record: ReplayRecord) -> Section:
     def bar(arm: ReplayArm) -> Bar:
         return Bar(label=arm.name, parts=tuple((key.style, arm.measures.get(name, 0.0)) for name, key in SPENT))
 
-    figures = tuple(
-        Figure(
-            heading=load.title,
-            chart=bar_chart(f"time-{index}", "Where time went", [bar(arm) for arm in load.arms], seconds),
-        )
-        for index, load in enumerate(record.loads)
-    )
+    def figure(index: int, load: LoadRecord) -> Figure:
+        bars = [bar(arm) for arm in _finished(load)]
+        drawn = bar_chart(f"time-{index}", "Where time went", bars, seconds) if bars else None
+        return Figure(heading=load.title, detail=_without_data(load), chart=drawn)
+
+    figures = tuple(figure(index, load) for index, load in enumerate(record.loads))
     return Section(
         name="time",
         title="Where time went",

@@ -14,6 +14,9 @@ WINDOW = 16
 SHARED_TOKENS = GRAM_TOKENS + WINDOW - 1
 """Runs of at least so many tokens are always found."""
 
+_BLOCK = 256
+"""Tokens that are compared at first; most runs end soon, and texts may be long."""
+
 _BASE = 0x9E3779B97F4A7C15 - 2**64  # as a signed 64-bit number; arithmetic wraps around
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 
@@ -61,15 +64,26 @@ def common_run(
         Start and end of the run in ``left``.
     """
     back = min(left_at - floor, right_at)
-    before = (left[left_at - back : left_at] == right[right_at - back : right_at]).flip(0)
     ahead = min(ceiling - left_at, len(right) - right_at)
-    after = left[left_at : left_at + ahead] == right[right_at : right_at + ahead]
-    return left_at - _leading(before), left_at + _leading(after)
+    before = _leading(left[left_at - back : left_at], right[right_at - back : right_at], backwards=True)
+    after = _leading(left[left_at : left_at + ahead], right[right_at : right_at + ahead])
+    return left_at - before, left_at + after
 
 
-def _leading(equal: torch.Tensor) -> int:
-    """How many are true before the first that is not."""
-    return int(equal.long().cumprod(0).sum())
+def _leading(left: torch.Tensor, right: torch.Tensor, *, backwards: bool = False) -> int:
+    """How many tokens are the same before the first that is not, from the start or the end of two texts of a length.
+
+    Compared in blocks, each twice as long as the one before.
+    """
+    length, same, block = len(left), 0, _BLOCK
+    while same < length:
+        end = min(length, same + block)
+        part = slice(length - end, length - same) if backwards else slice(same, end)
+        equal = left[part] == right[part]
+        if not equal.all():
+            return same + int((equal.flip(0) if backwards else equal).long().cumprod(0).sum())
+        same, block = end, 2 * block
+    return same
 
 
 def _scatter(numbers: torch.Tensor) -> torch.Tensor:

@@ -16,14 +16,19 @@ from enum import StrEnum
 
 import torch
 
-_JUDGED = 8
-"""Checks a verdict looks back on."""
+_JUDGED = 20
+"""Checks a verdict on agreement looks back on."""
+_DIVERGED = 8
+"""Checks a verdict on divergence looks back on."""
 _LEAST = 3
-"""Checks it needs."""
+"""Checks either needs."""
 _WATCHED = 6
-"""Uses of a slot that are all checked, at first and when it has been opened again, before checks become a sample."""
+"""Uses of a slot that are all checked before checks are a sample: at first, when it opens again, and after one that
+disagrees."""
 _TIE = math.log(2)
 """Tokens whose logarithmic probabilities differ by less may change places."""
+_ROUNDING = 1e-9
+"""Of a share of the checks that is a whole number."""
 _PASSES = 3
 """Checks in a row that open a slot again."""
 _SLOTS = 4096
@@ -83,13 +88,14 @@ class QualityGate:
     """The doors of all slots, by (workflow type, slot). Decides by counting, so that ranks decide alike.
 
     Args:
-        agreement: share of checks that have to agree.
+        agreement: share of checks that have to agree; a single one that does not closes no open slot.
         kl: mean divergence that is still accepted, in nats.
         every: one of so many spliced prompts is checked, once a slot is no longer watched.
     """
 
     def __init__(self, agreement: float = 0.9, kl: float = 0.2, every: int = 8) -> None:
         self._agreement = agreement
+        self._disagreements = max(1, math.floor((1 - agreement) * _JUDGED + _ROUNDING))
         self._kl = kl
         self._every = every
         self._records: OrderedDict[SlotKey, _Record] = OrderedDict()
@@ -115,14 +121,16 @@ class QualityGate:
             return False
         record.checks.append(difference)
         if record.door is Door.TRIAL:
-            if not self._passes([difference]):
+            if difference.agrees < self._agreement or difference.kl > self._kl:
                 return self._close(record)
             if len(record.checks) >= _PASSES:
                 record.door = Door.OPEN
                 record.rest = min(_MAX_REST, _REST << record.losses)
                 record.watched = record.used + _WATCHED
             return False
-        return len(record.checks) >= _LEAST and not self._passes(record.checks) and self._close(record)
+        if not difference.agrees and self._disagreements < _JUDGED:
+            record.watched = max(record.watched, record.used + _WATCHED)
+        return len(record.checks) >= _LEAST and not self._passes(list(record.checks)) and self._close(record)
 
     def close(self, slot: SlotKey) -> None:
         """Close a slot for what applications say came of it; each time it rests twice as long."""
@@ -133,6 +141,10 @@ class QualityGate:
         record.door = Door.OPEN  # not a failed trial, which would rest twice as long again
         record.rest = min(_MAX_REST, _REST << record.losses)
         self._close(record)
+
+    def clear(self) -> None:
+        """Forget all slots: ranks may have judged them differently."""
+        self._records.clear()
 
     def report(self) -> dict[SlotKey, dict[str, object]]:
         """State of every slot."""
@@ -160,9 +172,10 @@ class QualityGate:
             return record.used <= record.watched or record.used % self._every == 0
         return record.door is Door.TRIAL
 
-    def _passes(self, checks: deque[Difference] | list[Difference]) -> bool:
-        agreement = sum(check.agrees for check in checks) / len(checks)
-        return agreement >= self._agreement and sum(check.kl for check in checks) / len(checks) <= self._kl
+    def _passes(self, checks: list[Difference]) -> bool:
+        recent = checks[-_DIVERGED:]
+        disagreements = sum(not check.agrees for check in checks)
+        return disagreements <= self._disagreements and sum(check.kl for check in recent) / len(recent) <= self._kl
 
     def _close(self, record: _Record) -> bool:
         if record.door is Door.TRIAL:

@@ -24,8 +24,9 @@ class KV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held, if this is no view of another."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of memory held, if this is no view of another; PyTorch rounds pinned blocks up to powers of two."""
+        parts = ((part.nbytes, part.is_pinned()) for part in (self.keys, self.values))
+        return sum(1 << (size - 1).bit_length() if pinned and size else size for size, pinned in parts)
 
     def span(self, start: int, end: int) -> KV:
         """View of the tokens [start, end)."""

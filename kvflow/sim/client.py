@@ -48,6 +48,7 @@ class _Run:
         contexts: prompt with answer of every call so far.
         tips: node where a call's context ended.
         threads: processes of spawned threads.
+        over_s: when those were over that are.
         pending: what other threads wait for: calls that have not been answered.
     """
 
@@ -56,6 +57,7 @@ class _Run:
     contexts: dict[str, Context] = field(default_factory=dict)
     tips: dict[str, Node | None] = field(default_factory=dict)
     threads: dict[str, simpy.Process] = field(default_factory=dict)
+    over_s: dict[str, float] = field(default_factory=dict)
     pending: dict[str, simpy.Event] = field(default_factory=dict)
 
 
@@ -97,22 +99,27 @@ class Clients:
         parent_id = None if workflow_id == run.workflow_id else run.workflow_id
         step = _Step(workflow_id, workflow_type, parent_id)
         tools: dict[str, ToolStart] = {}
+        waited_s: float | None = None  # when what its latest events waited for was over
         for position, event in enumerate(events):
+            before_s, waited_s = waited_s, None
             thread.position = position
             self._brain.reach(thread)
             self._catch_up(step, thread, event)
             match event:
                 case LLMCall():
                     yield from self._call(run, event, step, thread)
+                    waited_s = self._env.now
                 case ToolStart():
                     thread.tools_s[event.tool_call] = self._env.now + thread.tool_s(event)
                     tools[event.tool_call] = event
                     self._say(step.tool(event, "start"))
                 case ToolEnd():
-                    left_s = thread.tools_s.pop(event.tool_call) - self._env.now
-                    if left_s > 0:
-                        yield self._env.timeout(left_s)
-                    step.ended.append(step.tool(tools.pop(event.tool_call), "end"))
+                    start, end_s = tools.pop(event.tool_call), thread.tools_s.pop(event.tool_call)
+                    if before_s is not None:  # it has waited itself, and goes on from then
+                        end_s = before_s + thread.tool_s(start)
+                    if end_s > self._env.now:
+                        yield self._env.timeout(end_s - self._env.now)
+                    step.ended.append(step.tool(start, "end"))
                 case Spawn():
                     child_id = f"{run.workflow_id[: _ID_CHARS // 2]}/{event.child}"[:_ID_CHARS]
                     child_type = f"{workflow_type}/{_first_agent(run, event)}"[:_NAME_CHARS]
@@ -120,6 +127,8 @@ class Clients:
                 case Join():
                     if event.child in run.threads:
                         yield run.threads[event.child]
+                    waited_s = max(before_s or 0.0, run.over_s.get(event.child, 0.0))
+        run.over_s[name] = self._env.now
         self._say(*step.riding())
         if parent_id is not None:
             self._say(StepFact(workflow_id=workflow_id, agent=END))

@@ -25,6 +25,7 @@ class Memory:
 
     Attributes:
         link_free_s: when everything queued for the way to the device has arrived.
+        storage_free_s: when everything asked of storage has.
         on_left: told of every node that leaves a tier.
     """
 
@@ -61,6 +62,7 @@ class Memory:
         self._coordinator = coordinator
         self._accounting = accounting
         self.link_free_s = 0.0
+        self.storage_free_s = 0.0
         self._backups = simpy.Store(env)
         self._stores = simpy.Store(env)
         if self.host_pages:
@@ -123,7 +125,9 @@ class Memory:
         tokens = sum(len(one.key) for one in missing)
         if not tokens:
             return
-        yield self._env.timeout(tokens * self._profile.storage_token_s)
+        now_s = self._env.now
+        self.storage_free_s = max(self.storage_free_s, now_s) + tokens * self._profile.storage_token_s
+        yield self._env.timeout(self.storage_free_s - now_s)
         self.stored_tokens += tokens
         for one in reversed(missing):
             if not one.alive or one.on_host or one.on_device:

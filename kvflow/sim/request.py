@@ -29,6 +29,7 @@ class Request:
         started_step: decode step at which it joined the batch.
         joined: how many had joined before it, to tell its turns in the batch apart.
         retry: of having its context loaded in the background.
+        brought_tokens: what of those on the device was loaded while it waited.
         watched: the guard has seen it start, since it was last retracted.
     """
 
@@ -50,6 +51,7 @@ class Request:
     tagged: bool = False
     retry: LoadRetry = field(default_factory=LoadRetry)
     watched: bool = False
+    brought_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
     hits: dict[str, int] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from math import ceil
 import simpy
 from simpy.events import ProcessGenerator
 
-from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, digest_of_head
+from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, brought_tokens, digest_of_head
 from kvflow.sim.admission import Everyone
 from kvflow.sim.ahead import Ahead
 from kvflow.sim.memory import Memory
@@ -59,6 +59,7 @@ class Server:
         self._accounting = accounting
         self._watch = Watch(guard, memory, accounting.unit_tokens)
         self._programs = Everyone() if programs is None else programs
+        self._in_turn = isinstance(self._programs, Everyone)
         self._ahead = ahead
         self._before_eviction = before_eviction
         self._waiting: list[Request] = []
@@ -161,6 +162,7 @@ class Server:
         if node is not device:
             memory.make_room(node.end - device.end)
             request.load_until_s = memory.load_back(node, device)
+        brought = brought_tokens(device.path())
         if self._ahead is not None:
             request.load_until_s = max(request.load_until_s, self._ahead.ready_s(node))
         page = memory.page_tokens
@@ -168,6 +170,7 @@ class Server:
         request.node = node
         request.computed = node.end * page
         request.hits = {"device": device.end * page, "host": (node.end - device.end) * page}
+        request.brought_tokens = brought
         # pages are taken now, as a whole; they stop being private as the tree takes them over
         memory.private_tokens += request.goal - request.computed
         if request.counted:
@@ -283,9 +286,10 @@ class Server:
         steps = max(1, steps)  # one that is alone fits, or it would have been rejected
         step_s = self._profile.decode_s(count, self._running.context_tokens + count * steps / 2)
         began_s = self._env.now
-        if self._waiting:  # nobody can be admitted before memory is released, by a request or by a copy under way
+        if self._waiting:  # none of them can be admitted before a request or a copy under way releases memory
             steps = min(steps, _RETRY_STEPS)
-        if steps > 1 and (not self._waiting or self._ahead is not None):
+        heeded = not (self._waiting and self._in_turn) or self._ahead is not None  # may whoever comes be the next?
+        if steps > 1 and heeded:
             if self._wake.triggered:
                 self._wake = self._env.event()
             yield self._wake | self._env.timeout(steps * step_s)

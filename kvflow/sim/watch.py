@@ -41,8 +41,8 @@ class Watch:
             self._guard.started(
                 request,
                 request.prompt.digests,
-                device_hit=request.hits["device"],
-                host_hit=request.hits["host"],
+                device_hit=request.hits["device"] - request.brought_tokens,
+                host_hit=request.hits["host"] + request.brought_tokens,
                 memory=self._view(request, chunked),
                 rest_tokens=self._rest_tokens(request.prompt),
             )

@@ -70,37 +70,40 @@ class _Lane:
 
     Attributes:
         known: conversations that its next prompt may continue, by agent.
-        free_s: when its last event was over; None if that is not known.
     """
 
     thread: str
     known: dict[str, Conversation]
-    free_s: float | None
     events: list[Timed] = field(default_factory=list)
 
 
 class Threads:
     """The threads of one workflow.
 
+    Args:
+        counts: tokens of messages by their names, those of the first prompt that was counted; messages that are new are
+            added. Prompts share a message only if it has the same tokens in both.
+
     Attributes:
         events: of each thread, in its order.
     """
 
-    def __init__(self, workflow: str, *, origin_s: float, start_s: float, last_s: float) -> None:
+    def __init__(self, workflow: str, *, origin_s: float, last_s: float, counts: dict[str, int]) -> None:
         self.events: dict[str, list[Timed]] = {}
         self._workflow = workflow
         self._origin_s = origin_s
         self._last_s = last_s
+        self._counts = counts
         self._names = Names()
-        self._main = self._lane(MAIN_THREAD, {}, start_s)
+        self._main = self._lane(MAIN_THREAD, {})
 
     def run(self, steps: Sequence[StepSpan]) -> None:
         """Fill the main thread with the outermost steps, and others with what runs beside it."""
         agent = steps[0].agent if steps else ""
         self._do(self._main, agent, [step for step in steps if step.is_busy], ())
 
-    def _lane(self, thread: str, known: dict[str, Conversation], free_s: float | None) -> _Lane:
-        lane = _Lane(thread=self._names.unique(thread), known=known, free_s=free_s)
+    def _lane(self, thread: str, known: dict[str, Conversation]) -> _Lane:
+        lane = _Lane(thread=self._names.unique(thread), known=known)
         self.events[lane.thread] = lane.events
         return lane
 
@@ -145,7 +148,7 @@ class Threads:
     def _spawn(self, lane: _Lane, things: Sequence[Work], at_s: float) -> None:
         children: list[str] = []
         for thing in things:
-            child = self._lane(thing.agent, dict(lane.known), lane.free_s)
+            child = self._lane(thing.agent, dict(lane.known))
             children.append(child.thread)
             self._add(
                 lane, at_s, Spawn(workflow=self._workflow, thread=lane.thread, t=self._t(at_s), child=child.thread)
@@ -154,7 +157,6 @@ class Threads:
         end_s = max(self._end_s(thing) for thing in things)
         for name in children:
             self._add(lane, end_s, Join(workflow=self._workflow, thread=lane.thread, t=self._t(end_s), child=name))
-        lane.free_s = end_s
 
     def _tool(self, lane: _Lane, agent: str, tool: ToolSpan, *, starts: bool) -> None:
         if starts:
@@ -170,7 +172,6 @@ class Threads:
             )
         else:
             at_s = self._last_s if tool.end_s is None else tool.end_s
-            lane.free_s = at_s
             event = ToolEnd(
                 workflow=self._workflow,
                 thread=lane.thread,
@@ -183,6 +184,9 @@ class Threads:
     def _ask(self, lane: _Lane, ask: AskSpan) -> None:
         conversation = self._continued(lane, ask)
         prompt = conversation.ask(ask.name, ask.usage.prompt_tokens)
+        if ask.usage.prompt_tokens:
+            for part in conversation.messages():
+                self._counts.setdefault(part.name, part.tokens or 1)
         fixed_tokens = ask.fixed_tokens
         if fixed_tokens is None and ask.fixed_messages:
             fixed_tokens = conversation.head_tokens(ask.fixed_messages + (ask.parts[0].role == "tools"))
@@ -200,12 +204,10 @@ class Threads:
             output=output,
             output_tokens=tokens,
             fixed_tokens=None if fixed_tokens is None else min(fixed_tokens, prompt.tokens),
-            delay_s=since(lane.free_s, ask.start_s),
             llm_s=since(ask.start_s, ask.end_s),
         )
-        self._add(lane, ask.start_s, event)
+        self._add(lane, ask.start_s, event, ask.end_s)
         lane.known[ask.agent] = conversation
-        lane.free_s = ask.end_s
 
     def _continued(self, lane: _Lane, ask: AskSpan) -> Conversation:
         keys = [part.name for part in ask.parts]
@@ -216,11 +218,16 @@ class Threads:
             if tokens > shared:
                 best, shared = known, tokens
         conversation = best.copy() if best else Conversation(f"{self._workflow}/{ask.agent}")
-        conversation.replace([Part(key=part.name, name=part.name, estimate=part.tokens) for part in ask.parts])
+        conversation.replace(
+            [
+                Part(key=part.name, name=part.name, estimate=part.tokens, tokens=self._counts.get(part.name))
+                for part in ask.parts
+            ]
+        )
         return conversation
 
-    def _add(self, lane: _Lane, at_s: float, event: ThreadEvent) -> None:
-        lane.events.append(Timed(at_s, event))
+    def _add(self, lane: _Lane, at_s: float, event: ThreadEvent, end_s: float | None = None) -> None:
+        lane.events.append(Timed(at_s, event, end_s))
 
     def _t(self, at_s: float) -> float | None:
         return since(self._origin_s, at_s)

@@ -6,6 +6,9 @@ answered. When the workflow is over, its program is read off the times:
 * What a step does runs in the thread of the step around it, one thing after another.
 * LLM calls and steps that overlap within a step ran side by side: each is a thread of its own, spawned when the first
   of them began and joined when the last one ended. That one began later than the first is its delay.
+* LLM calls and steps that ran while a tool did are taken for the tool's: its own time is the rest of it. Whatever else
+  went by between events is the delay of the next call (see :mod:`pauses`).
+* A message has the tokens of the first prompt of the recording that was counted, so that prompts share it.
 * A prompt continues the call with which it shares most, of its own thread or of those around it before it was spawned.
 * An answer that nobody saw (a stream) is the assistant's message that follows the same messages in a later prompt; if
   there is none, it has no tokens.
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvflow.trace.importers.base import since
+from kvflow.trace.importers.pauses import paced
 from kvflow.trace.importers.threads import interleave
 from kvflow.trace.lanes import AskSpan, Span, StepSpan, Threads, ToolSpan
 from kvflow.trace.messages import MessagePart, Usage
@@ -34,16 +38,25 @@ class WorkflowRecording:
         at_s: when it began.
         origin_s: when the recording began; the trace's times count from there.
         tenant: who runs it.
+        counts: tokens of messages that other workflows of the recording have shown; those of this one are added.
     """
 
     def __init__(
-        self, workflow: str, type: str, at_s: float, *, origin_s: float = 0.0, tenant: str | None = None
+        self,
+        workflow: str,
+        type: str,
+        at_s: float,
+        *,
+        origin_s: float = 0.0,
+        tenant: str | None = None,
+        counts: dict[str, int] | None = None,
     ) -> None:
         self._workflow = workflow
         self._type = type
         self._tenant = tenant
         self._start_s = self._last_s = at_s
         self._origin_s = origin_s
+        self._counts = {} if counts is None else counts
         self._steps: dict[str, StepSpan] = {}
         self._calls: dict[str, AskSpan] = {}
         self._tools: dict[str, ToolSpan] = {}
@@ -112,11 +125,11 @@ class WorkflowRecording:
     def events(self, ended_s: float | None = None) -> Iterator[Event]:
         """Events of the workflow, with its end if that was seen."""
         self._find_answers()
-        threads = Threads(self._workflow, origin_s=self._origin_s, start_s=self._start_s, last_s=self._last_s)
+        threads = Threads(self._workflow, origin_s=self._origin_s, last_s=self._last_s, counts=self._counts)
         threads.run([step for step in self._steps.values() if step.outer is None])
         start_s = since(self._origin_s, self._start_s)
         yield WorkflowStart(workflow=self._workflow, t=start_s, type=self._type, tenant=self._tenant)
-        yield from interleave(threads.events)
+        yield from interleave(paced(threads.events, self._start_s, holders_known=False))
         if ended_s is not None:
             yield WorkflowEnd(workflow=self._workflow, t=since(self._origin_s, ended_s))
 

@@ -128,7 +128,8 @@ class LLMCall(_ThreadEvent):
         call: names the call within its workflow.
         output: content of the answer; prompts that continue this call keep it.
         fixed_tokens: tokens at the start of the prompt that every workflow of this type shares; None if unknown.
-        delay_s: what the client did, tools apart, since the thread's previous event (thinking, typing, overhead).
+        delay_s: what the client did, tools apart, since the thread's previous event (thinking, typing, overhead), and
+            what it did between the tools before that.
         llm_s: seconds the recorded server took.
     """
 
@@ -162,7 +163,8 @@ class ToolEnd(_ThreadEvent):
     """The thread waits until the tool has answered.
 
     Attributes:
-        seconds: how long the tool took; None if not recorded.
+        seconds: how long the tool took; None if not recorded. If an LLM call or a join is right before, the tool has
+            waited for that, and this is what it took from then on.
     """
 
     event: Literal["tool_end"] = "tool_end"

@@ -1,6 +1,7 @@
 """Synthetic traces: programs of a known shape, for questions that recorded ones do not answer.
 
-    chain        agents one after another, each reading what those before it wrote; ``turns`` passes
+    chain        agents one after another, each reading what those before it wrote (``relay``: the one before it);
+                 ``turns`` passes
     fan          a planner, workers side by side, and a merger that reads them all; ``turns`` rounds
     loop         a writer and its critics, over and over; ``turns`` rounds on average
     react        one agent that calls tools, some of them in parallel; ``turns`` answers with tools on average
@@ -56,6 +57,7 @@ class SynthOptions:
         output_tokens: of an answer, on average; tool results are as long.
         apart_s: mean time between the starts of two workflows, which come as they like (Poisson).
         seed: of everything that is left to chance.
+        relay: an agent of a chain reads only the answer before it, so that prompts do not grow.
 
     Raises:
         TraceError: a number is too small.
@@ -69,13 +71,14 @@ class SynthOptions:
     output_tokens: int = 128
     apart_s: float = 1.0
     seed: int = 0
+    relay: bool = False
 
     def __post_init__(self) -> None:
         for name in ("workflows", "agents", "turns", "fixed_tokens", "task_tokens", "output_tokens"):
             if getattr(self, name) < 1:
                 raise TraceError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.apart_s < math.inf:
-            raise TraceError(f"apart_s must be at least 0, not {self.apart_s}")
+            raise TraceError(f"apart_s must be at least 0 and finite, not {self.apart_s}")
 
 
 def synthetic_trace(kind: str, options: SynthOptions) -> tuple[TraceHeader, Iterator[Event]]:
@@ -86,11 +89,13 @@ def synthetic_trace(kind: str, options: SynthOptions) -> tuple[TraceHeader, Iter
         options: how much of everything.
 
     Raises:
-        TraceError: there is no such kind.
+        TraceError: there is no such kind, or an option is not for it.
     """
     program = KINDS.get(kind)
     if program is None:
         raise TraceError(f"there is no synthetic program {kind!r}; there are: {', '.join(KINDS)}")
+    if options.relay and kind != "chain":
+        raise TraceError(f"relay is an option of chain, not of {kind}")
     notes = f"made up; seed {options.seed}"
     return TraceHeader(source=f"synthetic {kind}", notes=notes), _events(kind, program, options)
 
@@ -179,7 +184,7 @@ def _chain(run: _Run) -> Iterator[Event]:
     for _ in range(run.options.turns):
         for number in range(run.options.agents):
             call, answer = run.ask(f"agent-{number}", said)
-            said.append(answer)
+            said = [answer] if run.options.relay else [*said, answer]
             yield call
 
 

@@ -257,7 +257,9 @@ def test_the_graph_can_say_how_long_a_fixed_prompt_is(server: Any) -> None:
 
 def test_what_a_client_invents_is_bounded_and_answered(server: Any) -> None:
     server.step("w", "a", "x")
-    calls = [tool_action(workflow_id="w", agent="stranger", tool="t", event="start", call_id=str(i)) for i in range(300)]
+    calls = [
+        tool_action(workflow_id="w", agent="stranger", tool="t", event="start", call_id=str(i)) for i in range(300)
+    ]
     outcomes = [outcome for start in range(0, 300, 60) for outcome in server.events(*calls[start : start + 60])]
     assert [outcome["status"] for outcome in outcomes] == ["accepted"] * 256 + ["rejected"] * 44
     assert server.workflows()["w"]["pins"] == []

@@ -354,12 +354,13 @@ def test_a_retracted_request_is_spliced_again(repairing: Server) -> None:
     document = text("retracted", DOCUMENT)
 
     def rotated(agent: str) -> str:
-        return ask(repairing, agent, document, mode="rotate")["text"]
+        probed = agent in agents[::2]  # that log probabilities are asked of some of a batch matters
+        return ask(repairing, agent, document, mode="rotate", return_logprob=probed)["text"]
 
+    agents = [f"agent {n}" for n in range(6)]
     for checked in range(7):
         rotated(f"checked {checked}")
     time.sleep(0.5)  # for the checks, which leave exact prompts in the cache
-    agents = [f"agent {n}" for n in range(6)]
     alone = list(map(rotated, agents))
     before = reuse(repairing)["spliced"]
     with ThreadPoolExecutor(6) as pool:

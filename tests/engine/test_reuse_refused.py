@@ -79,6 +79,19 @@ def test_an_embedding_that_does_something_else_by_a_known_name_is_refused() -> N
         rotary_of(runner(*[RotaryEmbedding(embedding())] * LAYERS))
 
 
+@pytest.mark.parametrize("window", [None, -1, 0, 128])
+def test_attention_over_a_sliding_window_is_refused(window: int | None) -> None:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    one = runner(*[embedding()] * LAYERS)
+    one.model.attn = RadixAttention(2, HEAD_DIM, 1.0, 2, 0, sliding_window_size=window)  # type: ignore[arg-type]
+    if window != 128:
+        assert rotary_of(one).positions >= POSITIONS
+        return
+    with pytest.raises(ReuseUnsupportedError, match="sliding windows"):
+        rotary_of(one)
+
+
 def test_a_layout_that_is_declared_wrongly_is_refused() -> None:
     one = embedding()
     turned = one.forward
@@ -137,6 +150,7 @@ SERVER = {
         ({"lora_paths": ["a"]}, "LoRA"),
         ({"enable_return_hidden_states": True}, "hidden-states"),
         ({"enable_return_routed_experts": True}, "routed-experts"),
+        ({"enable_watermark": True}, "--enable-watermark"),
     ],
 )
 def test_servers_are_refused_by_name(changed: dict[str, Any], named: str) -> None:

@@ -14,7 +14,7 @@ Where nothing was counted, a text has as many tokens as its length says.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvflow.trace.importers.base import digest, estimated_tokens
@@ -162,6 +162,10 @@ class Conversation:
                 matched += 1
             shared += part.tokens or 0
         return shared
+
+    def messages(self) -> Iterator[Part]:
+        """Messages of the last call's context, but for answers."""
+        return (part for part in self._kept if part.key is not None and not part.is_answer)
 
     def head_tokens(self, parts: int) -> int:
         """Tokens of the first parts of the last call's context."""

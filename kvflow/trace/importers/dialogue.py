@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from kvflow.trace.importers.base import Importer, Json, clipped, since
+from kvflow.trace.importers.base import Importer, Json, clipped
 from kvflow.trace.importers.conversation import Conversation, text_part, unseen_part
 from kvflow.trace.importers.fixed import FixedPrompts
+from kvflow.trace.importers.pauses import paced
 from kvflow.trace.importers.sessionrow import Call, Session, framework
+from kvflow.trace.importers.threads import Timed
 from kvflow.trace.importers.toolruns import ToolRuns
-from kvflow.trace.schema import MAIN_THREAD, Event, LLMCall, WorkflowEnd, WorkflowStart
+from kvflow.trace.schema import MAIN_THREAD, Event, LLMCall, ThreadEvent, WorkflowEnd, WorkflowStart
 
 AGENT, USER = "agent", "user_simulator"
 _ROLES = {AGENT: ("assistant", "user"), USER: ("user", "assistant")}
@@ -80,11 +82,10 @@ class _Dialogue:
         self._fixed = fixed
         self._sides = {name: _Side(workflow, name) for name in _ROLES}
         self._answer_tokens: dict[int, int] = {}
-        self._free_s: float | None = 0.0
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[ThreadEvent]:
         """Convert it."""
-        events: list[Event] = []
+        events: list[Timed] = []
         tool_runs = ToolRuns(self._workflow, self._session)
         calls = sorted(enumerate(self._session.llm_calls), key=lambda item: item[1].out)
         for number, call in calls:
@@ -94,10 +95,9 @@ class _Dialogue:
             conversation = self._sides[call.th].conversation
             if conversation.asked or conversation.new_tokens or call.in_tok:
                 events.append(self._ask(f"c{number}", call))
-            events += [timed.event for timed in tool_runs.after(number, call.th, MAIN_THREAD)]
-            ends = [each for each in (call.t_end, tool_runs.end_s(number)) if each is not None]
-            self._free_s = max(ends, default=None)
-        return events
+            events += tool_runs.after(number, call.th, MAIN_THREAD)
+        threads = paced({MAIN_THREAD: events}, 0.0, holders_known=True)
+        return [timed.event for timed in threads[MAIN_THREAD]]
 
     def _hear(self, call: Call) -> None:
         """Bring one side to where this call finds it."""
@@ -125,14 +125,14 @@ class _Dialogue:
             side.conversation.put_first(unseen_part(f"task:{call.th}:{self._session.group or ''}", task_tokens))
         side.fixed_tokens = self._fixed.open(side.conversation, key, (), seen + max(0, task_tokens), call.in_tok)
 
-    def _ask(self, name: str, call: Call) -> LLMCall:
+    def _ask(self, name: str, call: Call) -> Timed:
         side = self._sides[call.th]
         prompt = side.conversation.ask(name, call.in_tok)
         side.seen = call.out + 1
         message = self._session.messages[call.out]
         tokens = self._session.answer_tokens(call, None, [])
         self._answer_tokens[call.out] = tokens
-        return LLMCall(
+        event = LLMCall(
             workflow=self._workflow,
             t=clipped(call.t_start),
             agent=call.th,
@@ -141,6 +141,6 @@ class _Dialogue:
             output=side.conversation.answer(text_part(call.out, message.text, tokens)),
             output_tokens=tokens,
             fixed_tokens=None if side.fixed_tokens is None else min(side.fixed_tokens, prompt.tokens),
-            delay_s=since(self._free_s, call.t_start),
             llm_s=clipped(call.llm_seconds),
         )
+        return Timed(call.t_start, event, call.ended_s)

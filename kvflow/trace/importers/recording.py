@@ -50,6 +50,7 @@ class RecordingImporter(Importer):
         times = [row["at_s"] for row in sample if isinstance(row.get("at_s"), int | float)]
         self._origin_s = float(min(times, default=0.0))
         self._live: dict[str, WorkflowRecording] = {}
+        self._counts: dict[str, int] = {}
 
     @classmethod
     def fits(cls, row: Json) -> bool:
@@ -64,8 +65,9 @@ class RecordingImporter(Importer):
             if fact.fact.endswith("_end"):
                 raise ValueError(f"{fact.fact} of workflow {fact.workflow!r}, which has not begun")
             name = self.names.unique(fact.workflow)
-            live = WorkflowRecording(name, fact.type, fact.at_s, origin_s=self._origin_s, tenant=fact.tenant)
-            self._live[fact.workflow] = live
+            live = self._live[fact.workflow] = WorkflowRecording(
+                name, fact.type, fact.at_s, origin_s=self._origin_s, tenant=fact.tenant, counts=self._counts
+            )
         if fact.fact == "workflow_end":
             del self._live[fact.workflow]
             return list(live.events(fact.at_s))

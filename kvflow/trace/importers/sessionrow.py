@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvflow.trace.importers.base import NoNull, Row, Text, Tokens, estimated_tokens
+from kvflow.trace.importers.base import NoNull, Row, Text, Tokens, clipped, estimated_tokens, since
 from kvflow.trace.schema import MAIN_THREAD
 
 _KNOWN = ("claude code", "openhands", "tau-bench")
@@ -57,9 +57,16 @@ class Call(Row):
     out_tok: Tokens | None = None
     out_tok_partial: bool = False
 
+    @property
+    def ended_s(self) -> float | None:
+        """When its answer was there; None if that is not known."""
+        if self.t_end is not None or self.t_start is None or self.llm_seconds is None:
+            return self.t_end
+        return self.t_start + self.llm_seconds
+
 
 class ToolCall(Row):
-    """A tool call; ``call`` is the index of the LLM call that made it."""
+    """A tool call; ``call`` is the index of the LLM call that made it. Without ``seconds`` its times say how long."""
 
     id: str | None = None
     call: Index
@@ -69,6 +76,11 @@ class ToolCall(Row):
     t_end: float | None = None
     seconds: float | None = None
     error: bool | None = None
+
+    @property
+    def took_s(self) -> float | None:
+        """How long it took; None if that is not known."""
+        return since(self.t_start, self.t_end) if self.seconds is None else clipped(self.seconds)
 
 
 class Thread(Row):

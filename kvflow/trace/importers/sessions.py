@@ -10,6 +10,8 @@ Assumed, beyond what the source says:
 * Tools of one answer run as their times say; without times they all start together.
 * A sub-agent is spawned by the tool call that its thread names, right after it starts, and joined right before it
   ends. If no such call is known, it is spawned at its first message and joined after its last.
+* What went by between calls and tools is the delay of the next call, and what a tool's sub-agent took is no time of the
+  tool (see :mod:`pauses`).
 * A condensation rewrites the history: what stands before the first message that is gone is kept. The LLM call that
   wrote the summary is in no source, its time is part of the delay.
 """
@@ -21,9 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from kvflow.trace.importers.base import Importer, Json, clipped, since
+from kvflow.trace.importers.base import Importer, Json, clipped
 from kvflow.trace.importers.conversation import Conversation, Part, text_part
 from kvflow.trace.importers.fixed import FixedPrompts
+from kvflow.trace.importers.pauses import paced
 from kvflow.trace.importers.sessionrow import Call, Session, framework
 from kvflow.trace.importers.threads import Timed, interleave
 from kvflow.trace.importers.toolruns import ToolRuns
@@ -68,7 +71,7 @@ class SessionImporter(Importer):
         times = [message.t for message in session.messages if message.t is not None]
         return [
             WorkflowStart(workflow=workflow, type=framework(session.agent, session.domain), group=session.group),
-            *interleave(threads),
+            *interleave(paced(threads, 0.0, holders_known=True)),
             WorkflowEnd(workflow=workflow, t=max(0.0, *times) if times else None),
         ]
 
@@ -90,7 +93,6 @@ class _Thread:
         self._condensed = 0
         self._last: tuple[str, int] = ("", -1)
         self._fixed_tokens: int | None = None
-        self._free_s = 0.0 if name == MAIN_THREAD else tool_runs.spawned_s.get(name)
 
     def events(self) -> list[Timed]:
         """Convert it."""
@@ -102,8 +104,6 @@ class _Thread:
             else:  # nothing was asked and nothing counted: a text from a file, not an answer
                 self._answers.discard(call.out)
             events += self._tool_runs.after(number, self._agent, self._name)
-            ends = [each for each in (call.t_end, self._tool_runs.end_s(number)) if each is not None]
-            self._free_s = max(ends, default=None)
         return events
 
     def _history(self, call: Call) -> list[Timed]:
@@ -177,10 +177,9 @@ class _Thread:
             output=self._conversation.answer(text_part(call.out, message.text, tokens)),
             output_tokens=tokens,
             fixed_tokens=None if self._fixed_tokens is None else min(self._fixed_tokens, prompt.tokens),
-            delay_s=since(self._free_s, started_s),
             llm_s=clipped(call.llm_seconds),
         )
-        return Timed(started_s, event)
+        return Timed(started_s, event, call.ended_s)
 
 
 def _attach(workflow: str, session: Session, threads: dict[str, list[Timed]], tool_runs: ToolRuns) -> None:

@@ -11,10 +11,15 @@ from kvflow.trace.schema import MAIN_THREAD, Join, Spawn, ThreadEvent
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An event, and when it happened as far as that is known: seconds since any start, used for order only."""
+    """An event, and when it happened as far as that is known, in seconds since any start.
+
+    Attributes:
+        end_s: of a call, when its answer was there.
+    """
 
     at_s: float | None
     event: ThreadEvent
+    end_s: float | None = None
 
 
 def interleave(threads: Mapping[str, Sequence[Timed]]) -> Iterator[ThreadEvent]:

@@ -22,7 +22,6 @@ class ToolRuns:
         self._of_call: dict[int, list[tuple[str, ToolCall]]] = defaultdict(list)
         spawned = {log.spawned_by: name for name, log in session.threads.items() if log.spawned_by}
         self._child: dict[str, str] = {}
-        self.spawned_s: dict[str, float] = {}
         asking = {call.th for call in session.llm_calls}
         for number, tool_call in enumerate(session.tool_calls):
             name = f"t{number}"
@@ -30,17 +29,11 @@ class ToolRuns:
             child = spawned.pop(tool_call.id, None) if tool_call.id else None
             if child and child in asking and child != session.llm_calls[tool_call.call].th:
                 self._child[name] = child
-                self.spawned_s[child] = max(0.0, tool_call.t_start or 0.0)
 
     @property
     def children(self) -> set[str]:
         """Threads that a tool call spawns."""
         return set(self._child.values())
-
-    def end_s(self, call: int) -> float | None:
-        """When the tools of an LLM call had all answered; None if that is not known."""
-        ends = [tool_call.t_end for _, tool_call in self._of_call.get(call, ())]
-        return max((end for end in ends if end is not None), default=None)
 
     def after(self, call: int, agent: str, thread: str) -> Iterator[Timed]:
         """Starts and ends of the tools that an LLM call asked for, by time."""
@@ -84,7 +77,7 @@ class ToolRuns:
                 thread=thread,
                 t=clipped(at_s),
                 tool_call=name,
-                seconds=clipped(tool_call.seconds),
+                seconds=tool_call.took_s,
                 error=bool(tool_call.error),
             ),
         )

@@ -12,7 +12,9 @@ Assumed, beyond what the source says:
 * ``think_time`` is a tool named ``client`` if the call before it stopped for a tool and the request brings the result
   (the tool and any wait for permission; the source has no tool names), else it is the client's delay.
 * A sub-agent is spawned where it stands in the list, and joined before the first request that starts after its end.
-* ``tool_tokens`` and ``system_tokens`` are the fixed prompt. No two sessions share contents.
+  ``think_time`` counts from its last answer then, as the part before that is its own.
+* No two sessions share contents: numbers mean nothing outside their row, so that fixed prompts, whose lengths
+  (``tool_tokens``, ``system_tokens``) the source has, are not known to be alike.
 * Requests with an empty prompt are left out.
 """
 
@@ -69,8 +71,6 @@ class _Agent(Row):
     t: Clock = 0.0
     subagent_type: str | None = None
     duration_ms: float | None = None
-    tool_tokens: Tokens | None = None
-    system_tokens: Tokens | None = None
     requests: list[
         Annotated[
             Annotated[_Request, Tag("request")] | Annotated[_Agent, Tag("agent")],
@@ -90,7 +90,7 @@ class WekaImporter(Importer):
 
     format: ClassVar[str] = "weka"
     token_counts = "counted"
-    notes = "t is since the start of a session; fixed prompts are as long as the source says, but not shared"
+    notes = "t is since the start of a session; sessions share no contents, so that fixed prompts are not known"
 
     @classmethod
     def fits(cls, row: Json) -> bool:
@@ -127,10 +127,11 @@ class _Threads:
         self.events: dict[str, list[Timed]] = {}
         self._names = Names()
         self._calls = 0
+        self._worked_s: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, agent: str, log: _Agent, *, start_s: float) -> float:
         """Convert a thread and those it spawns; returns its end in seconds."""
-        thread = _Thread(self, name, agent, log)
+        thread = _Thread(self, name, agent, log, start_s)
         events = self.events[name] = thread.events
         running: dict[str, float] = {}
         end_s = start_s + max(0.0, log.duration_ms or 0.0) / 1000
@@ -144,37 +145,53 @@ class _Threads:
             for child in [child for child, ends_s in running.items() if ends_s < at_s + CLOCK_STEP_S]:
                 del running[child]
                 events.append(Timed(at_s, Join(workflow=self.workflow, thread=name, t=at_s, child=child)))
+                thread.joined(*self._worked_s[child])
             self._calls += 1
             thread.ask(f"c{self._calls}", entry, at_s)
             end_s = max(end_s, round(at_s + max(0.0, entry.api_time or 0.0), 6))
         for child, ends_s in running.items():
             end_s = max(end_s, ends_s)
             events.append(Timed(end_s, Join(workflow=self.workflow, thread=name, t=end_s, child=child)))
+            thread.joined(*self._worked_s[child])
+        self._worked_s[name] = start_s, thread.over_s
         return end_s
 
 
 class _Thread:
-    """One list of requests, as it is converted."""
+    """One list of requests, as it is converted.
 
-    def __init__(self, session: _Threads, name: str, agent: str, log: _Agent) -> None:
+    Attributes:
+        over_s: when its latest answer was there, and the threads it has joined were over.
+    """
+
+    def __init__(self, session: _Threads, name: str, agent: str, log: _Agent, start_s: float) -> None:
         self.events: list[Timed] = []
+        self.over_s = start_s
         self._session = session
         self._name = name
         self._agent = agent
-        self._fixed_tokens = (log.tool_tokens or 0) + (log.system_tokens or 0)
         requests = [entry for entry in log.requests if isinstance(entry, _Request)]
         self._tool_follows = {
             id(before): before.stop == "tool_use" and "tool_result" in after.input_types
             for before, after in pairwise(requests)
         }
         self._tool_call = ""
+        self._answered_s = start_s
+        self._waited_s = 0.0
         self._previous: _Request | None = None
         self._blocks = Runs()
         self._asked: deque[_Asked] = deque(maxlen=BASES)
 
+    def joined(self, start_s: float, over_s: float) -> None:
+        """A thread that it spawned is over."""
+        self.over_s = max(self.over_s, over_s)
+        self._waited_s = max(self._waited_s, over_s - max(start_s, self._answered_s))
+
     def ask(self, call: str, request: _Request, at_s: float) -> None:
         """Add a request, with the tool that ends before it and the one that starts after it."""
         wait_s = self._wait_s(request)
+        if wait_s is not None:
+            wait_s = clipped(wait_s - self._waited_s)
         workflow, thread = self._session.workflow, self._name
         if self._tool_call:
             self._add(
@@ -197,15 +214,16 @@ class _Thread:
                     prompt=prompt,
                     output=f"{self._session.workflow}/{call}",
                     output_tokens=request.out,
-                    fixed_tokens=min(self._fixed_tokens, request.tokens) or None,
                     delay_s=wait_s,
                     llm_s=clipped(request.api_time),
                 ),
             )
+        self._waited_s = 0.0
+        self._answered_s = self.over_s = round(at_s + max(0.0, request.api_time or 0.0), 6)
         self._tool_call = ""
         if self._tool_follows.get(id(request)):
             self._tool_call = f"after {call}"
-            end_s = round(at_s + max(0.0, request.api_time or 0.0), 6)
+            end_s = self._answered_s
             tool = ToolStart(
                 workflow=workflow, thread=thread, t=end_s, agent=self._agent, tool_call=self._tool_call, tool="client"
             )

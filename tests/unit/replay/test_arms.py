@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvflow.errors import ConfigError
-from kvflow.replay.arms import PRESETS, parse_arm, parse_arms
+from kvflow.replay.arms import PRESETS, flag_of, parse_arm, parse_arms
 
 
 def test_arms_of_a_name_are_what_is_compared() -> None:
@@ -58,6 +58,17 @@ def test_a_server_that_runs_is_not_said_to_be_another(text: str) -> None:
         parse_arms([text], "http://here")
 
 
+@pytest.mark.parametrize("url", ["http://host:port", "localhost:30000", "http://", "ftp://host"])
+def test_an_address_that_is_none_is_told(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no address of a server.*give one like http://HOST:30000"):
+        parse_arms((), url)
+
+
+def test_a_flag_given_twice_has_the_last_value() -> None:
+    flags = ("--a", "1", "--b", "--a=2", "--c")
+    assert [flag_of(flags, name) for name in ("--a", "--b", "--c", "--d")] == ["2", "--a=2", "", None]
+
+
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
@@ -68,6 +79,7 @@ def test_a_server_that_runs_is_not_said_to_be_another(text: str) -> None:
         (["x=--flag 'open"], "No closing quotation"),
         (["lru", "lru"], "two arms are called 'lru'"),
         (["my kv=@lru", "my-kv=@kvflow"], "two arms are called 'my kv'"),
+        (["theirs=http://host:port hints"], "'http://host:port' is no address of a server"),
         (["theirs=http://here --schedule-policy lpm"], "'theirs' is a way to launch a server"),
     ],
 )

@@ -58,9 +58,18 @@ def test_an_arm_of_which_all_has_failed_is_worse() -> None:
     assert lost.problem == "more of its calls failed"
 
 
+def test_an_arm_of_which_all_had_failed_is_better() -> None:
+    before = result(1.0, failed=36)
+    for each in before["loads"][0]["arms"][0]["workflows"]:
+        each |= {name: {} for name in PAIRED}
+    (found,) = changes(before, result(1.0), 0.02)
+    assert (found.problem, found.fewer_failed) == ("", True)
+
+
 def test_an_arm_or_a_load_that_is_missing_is_worse() -> None:
     both = result(1.0, arms=("lru", "kvflow"))
     assert [change.problem for change in changes(both, result(1.0, arms=("lru",)), 0.02)] == ["", "it is missing"]
+    assert [change.problem for change in changes(result(1.0), result(1.0, arms=("lru",)), 0.02)] == ["it is missing"]
     assert [change.arm for change in changes(result(1.0), both, 0.02)] == ["kvflow"], "more arms than before are fine"
     loads = result(1.0)
     loads["loads"].append({**loads["loads"][0], "at_once": 16})
@@ -105,8 +114,28 @@ def test_what_else_may_differ_is_known() -> None:
     assert surroundings(before, after) == ["cpu a and b", "flags of the servers"]
 
 
+def test_what_arms_of_one_name_differ_in_is_known() -> None:
+    before, after = result(1.0), result(1.0)
+    assert surroundings(before, after) == []
+    (old,), (new,) = (document["loads"][0]["arms"] for document in (before, after))
+    old |= {"flags": ["--a"], "env": {"A": "1"}, "hints": True}
+    assert surroundings(before, after) == [], "what a result does not say counts as equal"
+    new |= {"flags": ["--b"], "env": {"A": "1"}, "hints": False}
+    assert surroundings(before, after) == ["flags of arm 'kvflow'", "hints of arm 'kvflow'"]
+
+
+@pytest.mark.parametrize("broken", [{}, {"loads": 3}, {"loads": [{"at_once": 8}]}])
+def test_a_result_that_is_not_whole_is_told_of(broken: dict[str, Any]) -> None:
+    for documents in ((result(1.0), {"kind": "replay"} | broken), ({"kind": "replay"} | broken, result(1.0))):
+        with pytest.raises(ConfigError, match="a result is not whole"):
+            changes(*documents, 0.02)
+
+
 def test_what_cannot_be_compared_is_told() -> None:
+    other = result(1.0)
+    for each in other["loads"][0]["arms"][0]["workflows"]:
+        each |= {name: {} for name in PAIRED}
     with pytest.raises(ConfigError, match="no workflow in common"):
-        changes(result(1.0), result(1.0, arms=("lru",)), 0.02)
+        changes(result(1.0), other, 0.02)
     with pytest.raises(ConfigError, match="a result of kvflow replay is needed, this one is of 'demo'"):
         changes(result(1.0), {"kind": "demo"}, 0.02)

@@ -12,6 +12,9 @@ from kvflow.replay import folder as kept
 from kvflow.replay.arms import Arm
 from kvflow.replay.folder import claim, read_round, round_path, traces_digest, write_round
 from kvflow.replay.record import Round
+from kvflow.replay.run import Plan, replay
+from kvflow.replay.server import Engine
+from kvflow.replay.work import Load
 from kvflow.sim.workload import Workload
 from kvflow.trace import SynthOptions, programs, synthetic_trace
 
@@ -68,6 +71,23 @@ def test_another_kvflow_and_another_sglang_are_another_replay(tmp_path: Path, mo
     monkeypatch.setattr(kept, "_version", lambda name: "0.0")
     with pytest.raises(ConfigError, match="what differs: versions"):
         claim(tmp_path / "f", {}, workload())
+
+
+def test_rounds_of_launched_servers_are_of_one_machine(tmp_path: Path) -> None:
+    machine = {"cpu": "a", "cores": 2, "memory_gib": 24.0, "gpus": []}
+    launched = Plan(arms=(Arm(name="a"),), engine=Engine(model="m"), load=Load(), rounds=0)
+    found = Plan(arms=(Arm(name="a", url="http://here"),), engine=None, load=Load(), rounds=0)
+
+    def play(plan: Plan, folder: str, **changed: Any) -> None:
+        replay(plan, workload(), tmp_path / folder, lambda *_: None, machine=machine | changed)
+        write_round(round_path(tmp_path / folder, 0, plan.arms[0]), Round(arm="a", index=0, seed=0))
+
+    play(launched, "launched")
+    play(launched, "launched", memory_gib=23.9)
+    with pytest.raises(ConfigError, match="what differs: machine"):
+        play(launched, "launched", gpus=["H200"])
+    play(found, "found")
+    play(found, "found", cpu="b")
 
 
 def test_rounds_can_be_dropped(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def test_the_users_flags_decide_what_is_not_given(tmp_path: Path) -> None:
         ((), "http://here", {"flags": "--tp 2", "device_tokens": "1k"}, "--flags, --device-tokens: no server is"),
         ((), None, {"launch": LAUNCH, "flags": "--tp 2"}, "give all flags in --launch"),
         ((), None, {"launch": LAUNCH, "host_tokens": "1k"}, "--host-tokens needs --device-tokens"),
+        ((), None, {"launch": f"{LAUNCH} --page-size x", "device_tokens": "50%"}, "--launch has --page-size x: give"),
+        ((), None, {"launch": f"{LAUNCH} --page-size 0", "device_tokens": "50%"}, "--launch has --page-size 0: give"),
         (("lru", "no-host"), None, {"launch": LAUNCH}, "'no-host' leaves out the host tier, but no other arm has one"),
         (("lru", "no-host"), None, {"host_tokens": "none"}, "'no-host' leaves out the host tier"),
     ],

@@ -14,6 +14,7 @@ from kvflow.trace import (
     Prompt,
     Spawn,
     SynthOptions,
+    ThreadEvent,
     ToolEnd,
     WorkflowStart,
     programs,
@@ -68,6 +69,25 @@ def test_a_thread_may_continue_what_a_later_one_has_begun() -> None:
     last = scaled(program, FACTOR, FACTOR).threads["main"][-1]
     assert isinstance(last, LLMCall)
     assert last.prompt.keep_tokens == 15
+
+
+def test_a_prompt_keeps_the_pieces_it_kept() -> None:
+    """Each of them is scaled by itself, so that what is kept is a tenth only about."""
+    pieces = tuple(Piece(f"slice {number}", 15, 7) for number in range(10))
+
+    def call(name: str, prompt: Prompt) -> LLMCall:
+        return LLMCall(workflow="w", call=name, agent="a", prompt=prompt, output=f"answer {name}", output_tokens=50)
+
+    events: list[ThreadEvent] = [
+        call("c1", Prompt(add=pieces)),
+        call("c2", Prompt(base="c1", keep_tokens=75, add=(Piece("new", 100),))),
+        call("c3", Prompt(base="c2", keep_tokens=60, add=(Piece("other", 100),))),
+        call("c4", Prompt(base="c2", keep_tokens=200, add=(Piece("more", 100),))),
+    ]
+    small = scaled(Program(start=WorkflowStart(workflow="w", type="t"), threads={"main": events}), FACTOR, 1.0)
+    first, *others = small.calls
+    assert [piece.tokens for piece in first.prompt.add] == [2] * 10
+    assert [call.prompt.keep_tokens for call in others] == [10, 8, 10 + 10 + 2], "of the answer half"
 
 
 def test_what_workflows_share_they_still_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,18 @@ from kvflow.replay.contents import Contents
 from kvflow.replay.scaling import scaled
 from kvflow.replay.work import Load, live_tokens, longest_request
 from kvflow.sim.workload import Workload
-from kvflow.trace import MAIN_THREAD, LLMCall, Piece, Program, SynthOptions, ToolEnd, programs, synthetic_trace
+from kvflow.trace import (
+    MAIN_THREAD,
+    LLMCall,
+    Piece,
+    Program,
+    Prompt,
+    SynthOptions,
+    ToolEnd,
+    WorkflowStart,
+    programs,
+    synthetic_trace,
+)
 
 
 def made(kind: str = "react", workflows: int = 8, **sizes: int) -> list[Program]:
@@ -39,6 +51,24 @@ def test_equal_names_are_equal_tokens_however_they_are_cut() -> None:
     assert one.tokens(Piece("another", 100)) != whole
     assert set(whole) <= set(range(10, 250))
     assert set(Contents(1000, 1002).tokens(Piece("text", 50))) == {1000, 1001}
+
+
+def test_a_slice_is_spelled_however_far_it_is_from_the_beginning() -> None:
+    contents = Contents()
+    far = Piece("blocks", 1500, 2**64 * 512)
+    assert contents.tokens(far) == Contents().tokens(Piece("blocks", 1600, far.offset - 100))[100:]
+    started_s = time.perf_counter()
+    for number in range(500):
+        contents.tokens(Piece("blocks", 512, number * 100_000))
+    assert time.perf_counter() - started_s < 2.0, "what comes before a slice is not spelled"
+
+
+def test_what_is_far_from_the_beginning_is_scaled_as_exactly() -> None:
+    pieces = tuple(Piece("blocks", 512, (2**64 + number) * 512) for number in range(4))
+    call = LLMCall(workflow="w", agent="a", call="c", prompt=Prompt(add=pieces), output="o", output_tokens=8)
+    start = WorkflowStart(workflow="w", type="t")
+    (small,) = scaled(Program(start=start, threads={MAIN_THREAD: [call]}), 0.25, 1.0).calls
+    assert [piece.tokens for piece in small.prompt.add] == [128] * 4
 
 
 @pytest.mark.parametrize("kind", ["chain", "fan", "react", "supervisor"])

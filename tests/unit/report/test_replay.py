@@ -137,6 +137,21 @@ def test_what_makes_numbers_doubtful_is_said_first(document: dict[str, Any]) -> 
         assert words in told(document)
 
 
+def test_an_arm_that_has_finished_nothing_is_not_drawn_as_the_fastest(
+    document: dict[str, Any], write: Callable[..., str]
+) -> None:
+    arms = document["loads"][0]["arms"]
+    arms[1]["measures"] = {"failed_calls": 1900}
+    page = Page(write(document))
+    assert page.text.count("No data of lpm: no workflow ran without a failed call.") == 2
+    for arm in arms:
+        arm["measures"] = {"failed_calls": 1900}
+        arm["timeline"] = None
+    nothing = Page(write(document))
+    assert nothing.text.count("No data of lru, lpm, kvflow") == 2
+    assert nothing.tags["svg"] == 0
+
+
 def test_the_page_draws_loads_times_and_a_workflow(document: dict[str, Any], write: Callable[..., str]) -> None:
     page = Page(write(document))
     assert page.tags["svg"] == 2 + len(ARMS), "completion, where time went, and one workflow of each arm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,48 @@ def test_a_position_is_widened_to_the_longest_run_within_its_range(
         end += 1
     found = common_run(torch.tensor(left), torch.tensor(right), at, other, floor=floor, ceiling=ceiling)
     assert found == (start, end)
+
+
+def compared_as_a_whole(left: torch.Tensor, right: torch.Tensor, at: int, other: int) -> tuple[int, int]:
+    """What :func:`common_run` finds in the whole of two texts, the slow way."""
+    back, ahead = min(at, other), min(len(left) - at, len(right) - other)
+    before = (left[at - back : at] == right[other - back : other]).flip(0)
+    after = left[at : at + ahead] == right[other : other + ahead]
+    return at - int(before.long().cumprod(0).sum()), at + int(after.long().cumprod(0).sum())
+
+
+@pytest.mark.parametrize("period", [1, 7, 300, 100_000])
+@pytest.mark.parametrize("seed", range(6))
+def test_long_runs_are_the_same_as_if_texts_were_compared_as_a_whole(seed: int, period: int) -> None:
+    drawn, length = random.Random(seed), 6000
+    words = noise(seed, min(period, length), 4)
+    left = (words * (length // len(words) + 1))[:length]
+    right = left[drawn.randrange(500) :] if seed % 2 else list(left)
+    for _ in range(seed):
+        right[drawn.randrange(len(right))] = -1
+    one, two = torch.tensor(left), torch.tensor(right)
+    for _ in range(40):
+        at, other = drawn.randrange(len(left)), drawn.randrange(len(right))
+        if drawn.random() < 0.5:
+            other = min(at, len(right) - 1)
+        found = common_run(one, two, at, other, floor=0, ceiling=len(left))
+        assert found == compared_as_a_whole(one, two, at, other)
+
+
+def test_texts_that_differ_soon_are_not_compared_to_their_ends() -> None:
+    read: list[int] = []
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.__eq__:
+                read.append(len(args[0]))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    left, right = torch.arange(100_000).as_subclass(Watched), torch.arange(100_000).as_subclass(Watched)
+    left[49_000], left[51_000] = -1, -1
+    assert common_run(left, right, 50_000, 50_000, floor=0, ceiling=100_000) == (49_001, 51_000)
+    assert sum(read) < 10_000
 
 
 def test_a_run_ends_where_either_text_does() -> None:

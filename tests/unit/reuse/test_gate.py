@@ -43,11 +43,41 @@ def test_other_slots_stay_open() -> None:
     assert gate.door(("write", "document")) is Door.OPEN
 
 
-def test_one_answer_in_eight_may_change_less_often_than_is_asked_for() -> None:
-    gate = QualityGate(agreement=0.85, kl=0.5)
+UNLIKE = Difference(agrees=False, kl=0.0)
+
+
+@pytest.mark.parametrize(
+    ("agreement", "allowed"), [(0.0, 20), (0.5, 10), (0.85, 3), (0.9, 2), (0.95, 1), (0.99, 1), (1.0, 1)]
+)
+def test_of_twenty_checks_as_many_may_disagree_as_is_allowed_of_them_and_one_always(
+    agreement: float, allowed: int
+) -> None:
+    gate = QualityGate(agreement=agreement)
     gate.door(SLOT)
-    assert not any(gate.judge(SLOT, OTHER if check % 8 == 7 else SAME) for check in range(80))
-    assert any(gate.judge(SLOT, OTHER if check % 4 == 3 else SAME) for check in range(8))
+    assert not any(gate.judge(SLOT, UNLIKE if check % 20 < allowed else SAME) for check in range(100))
+    assert any(gate.judge(SLOT, UNLIKE if check < allowed + 1 else SAME) for check in range(20)) is (allowed < 20)
+
+
+def test_disagreements_far_apart_are_not_added_up() -> None:
+    gate = QualityGate()
+    gate.door(SLOT)
+    assert not any(gate.judge(SLOT, UNLIKE if check % 10 == 9 else SAME) for check in range(200))
+    assert any(gate.judge(SLOT, UNLIKE if check % 5 == 4 else SAME) for check in range(20))
+
+
+def test_a_slot_that_breaks_after_a_long_time_closes_with_its_third_check() -> None:
+    gate = QualityGate()
+    gate.door(SLOT)
+    assert not any(gate.judge(SLOT, SAME) for _ in range(100))
+    assert [gate.judge(SLOT, UNLIKE) for _ in range(3)] == [False, False, True]
+
+
+def test_a_large_divergence_counts_as_soon_as_it_outweighs_the_last_eight() -> None:
+    gate = QualityGate(kl=0.2)
+    gate.door(SLOT)
+    assert not any(gate.judge(SLOT, SAME) for _ in range(100))
+    assert not gate.judge(SLOT, Difference(agrees=True, kl=1.5))
+    assert gate.judge(SLOT, Difference(agrees=True, kl=0.2))
 
 
 def test_likeliest_tokens_that_agree_do_not_make_up_for_a_large_divergence() -> None:
@@ -62,6 +92,17 @@ def test_the_first_prompts_are_all_checked_and_then_a_sample() -> None:
     sampled = spliced(gate, 70)
     assert all(sampled[:6])
     assert sum(sampled[6:]) == 8
+
+
+@pytest.mark.parametrize(("agreement", "checked"), [(0.9, 6 + 4), (0.0, 4)])
+def test_after_a_check_that_disagrees_the_next_prompts_are_all_checked(agreement: float, checked: int) -> None:
+    gate = QualityGate(agreement=agreement, every=8)
+    gate.door(SLOT)
+    spliced(gate, 16)
+    assert not gate.judge(SLOT, UNLIKE)
+    sampled = spliced(gate, 32)
+    assert sum(sampled) == checked, "and then a sample again; none of it matters if all may disagree"
+    assert all(sampled[:6]) is (agreement > 0)
 
 
 def test_a_prompt_counts_in_all_of_its_slots() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvflow.reuse import HostMemory
+from kvflow.reuse import KV, HostMemory
 
 
 def test_the_least_recently_used_go_first_and_are_told() -> None:
@@ -72,6 +73,15 @@ def test_a_cleared_memory_is_as_new() -> None:
     assert memory.hold("a", 100, partial(gone.append, "a again"))
     assert memory.hold("b", 1, partial(gone.append, "b"))
     assert gone == ["a again"]
+
+
+@pytest.mark.parametrize(("pinned", "expected"), [(False, 3 * 40 + 3 * 24), (True, 128 + 128)])
+def test_pinned_memory_is_taken_in_blocks_of_powers_of_two(
+    monkeypatch: pytest.MonkeyPatch, pinned: bool, expected: int
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda part: pinned)
+    assert KV(torch.zeros(1, 3, 1, 10), torch.zeros(1, 3, 1, 6)).nbytes == expected
+    assert KV(torch.zeros(1, 4, 1, 8), torch.zeros(1, 0, 1, 8)).nbytes == 128
 
 
 calls = st.lists(st.tuples(st.sampled_from(["hold", "touch", "release"]), st.integers(0, 7), st.integers(0, 60)))

@@ -10,7 +10,7 @@ from kvflow.sim import Waits, load_profile
 from kvflow.sim.context import Context
 from kvflow.sim.run import SimResult, SimSettings, simulate
 from kvflow.sim.tree import Node, RadixTree
-from kvflow.trace import LLMCall, Piece, Program, Prompt, Spawn, ToolEnd, ToolStart, WorkflowStart
+from kvflow.trace import Join, LLMCall, Piece, Program, Prompt, Spawn, ToolEnd, ToolStart, WorkflowStart
 
 PAGE = SimSettings(device_tokens=0).page_tokens
 
@@ -124,3 +124,21 @@ def with_tools(waits: Waits, tools: int) -> float:
 def test_tools_without_a_recorded_time_vary_as_far_as_they_are_told_to() -> None:
     assert with_tools(Waits(tool_s=2.0, tool_spread=0.0), tools=50) == pytest.approx(100.0)
     assert with_tools(Waits(tool_s=2.0, tool_spread=1.0), tools=50) > 105.0
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_tool_that_has_waited_itself_goes_on_from_then(in_a_thread: bool) -> None:
+    ask = call("1", [("task", 10 * PAGE)])
+    threads = {
+        "main": [
+            ToolStart(workflow="w", agent="a", tool_call="t", tool="agent"),
+            *([Spawn(workflow="w", child="b"), Join(workflow="w", child="b")] if in_a_thread else [ask]),
+            ToolEnd(workflow="w", tool_call="t", seconds=0.01),
+        ],
+        "b": [in_thread("b", ask)],
+    }
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads=threads, ended=True)
+    settings = SimSettings(device_tokens=100_000, concurrency=1)
+    (taken_s,) = simulate([program], load_profile("h200"), settings).completion_s.values()
+    (alone_s,) = run([ask]).completion_s.values()
+    assert taken_s == pytest.approx(alone_s + 0.01)

@@ -77,6 +77,18 @@ def test_measuring_needs_a_server_that_answers() -> None:
     assert "no SGLang server answers at http://127.0.0.1:9" in result.stderr
 
 
+def test_what_cannot_be_written_or_asked_is_told_before_anything_is_done(samples: Path, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere" / "out.json")
+    for arguments, told in (
+        (["fit", str(samples), "--out", nowhere], "there is no folder"),
+        (["measure", "--url", "http://127.0.0.1:9", "--out", nowhere], "there is no folder"),
+        (["measure", "--url", "http://host:port"], "'http://host:port' is no address of a server"),
+    ):
+        result = CliRunner().invoke(app, ["sim", *arguments], env={"COLUMNS": "300", "TERM": "dumb"})
+        assert result.exit_code == 2, result.output
+        assert told in " ".join(result.output.split())
+
+
 def test_a_step_is_timed_while_all_requests_decode() -> None:
     early = [(0.0, 1), (1.0, 2), (2.0, 3), (3.0, 4), (3.5, 5)]
     late = [(1.0, 1), (2.0, 2), (3.0, 3), (9.0, 4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import simpy
+from simpy.events import ProcessGenerator
 
 from kvflow.engine import Accounting, Coordinator
 from kvflow.sim import Profile
@@ -156,6 +157,25 @@ def test_storage_keeps_what_the_host_lost_and_gives_it_back_to_the_host() -> Non
     assert world.env.now - began_s == pytest.approx(10 * PAGE * PROFILE.storage_token_s)
     assert first.on_host
     assert world.memory.stored_tokens == 10 * PAGE
+
+
+def test_fetches_from_storage_come_one_after_the_other() -> None:
+    world = World(host=20, storage=80)
+    nodes = []
+    for name in "abcd":
+        nodes.append(world.kept(Piece(name, 10 * PAGE)))
+        world.tree.evict_device(10)
+    assert [node.on_host for node in nodes] == [False, False, True, True]
+    began_s, times = world.env.now, []
+
+    def fetched(node: Node) -> ProcessGenerator:
+        yield from world.memory.fetch(node)
+        times.append(world.env.now - began_s)
+
+    world.env.run(until=world.env.all_of([world.env.process(fetched(node)) for node in nodes[:2]]))
+    one_s = 10 * PAGE * PROFILE.storage_token_s
+    assert times == [pytest.approx(one_s), pytest.approx(2 * one_s)]
+    assert world.memory.stored_tokens == 20 * PAGE
 
 
 def test_storage_loses_what_was_used_longest_ago() -> None:

@@ -100,7 +100,14 @@ class World:
     """A server with clients, as :func:`kvflow.sim.simulate` puts them together, open to inspection."""
 
     def __init__(
-        self, *, policy: str = "cost", device: int = 4096, host: int = 0, storage: int = 0, profile: Profile = PROFILE
+        self,
+        *,
+        policy: str = "cost",
+        device: int = 4096,
+        host: int = 0,
+        storage: int = 0,
+        profile: Profile = PROFILE,
+        programs: Any = None,
     ) -> None:
         self.env = simpy.Environment()
         self.pager = Pager(PAGE, 4)
@@ -126,6 +133,7 @@ class World:
             self.coordinator,
             self.accounting,
             guard=self.guard,
+            programs=programs,
             before_eviction=self.brain.refresh,
         )
 
@@ -318,6 +326,30 @@ def test_the_guard_sees_a_retracted_request_start_again(monkeypatch: pytest.Monk
         world.env.process(world.server.submit(request))
     world.env.run(until=world.env.all_of([request.done for request in requests]))
     assert len(started) == len(requests) + world.server.times.retractions
+
+
+class SmallestFirst:
+    """An order in which whoever comes may pass those that wait."""
+
+    def arrange(self, waiting: list[Request], memory: Any) -> list[Request]:
+        return sorted(waiting, key=lambda request: request.prompt.tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_whoever_comes_while_another_waits_is_looked_at_after_the_step_that_runs() -> None:
+    world = World(device=1024, programs=SmallestFirst())
+    large = world.request(Piece("large", 900))
+    for request in (world.request(Piece("long", 500), output_tokens=300), large):
+        world.env.process(world.server.submit(request))
+    world.env.run(until=0.5)
+    assert large.admitted_s is None
+    small = world.ask(Piece("small", 60))
+    assert small.admitted_s is not None
+    assert small.admitted_s - small.arrived_s < 2 * PROFILE.decode_step_s
+    world.env.run(until=large.done)
+    world.check_idle()
 
 
 def test_a_host_full_of_copies_of_the_device_takes_the_next_one_when_it_has_room() -> None:

@@ -46,7 +46,7 @@ def test_a_request_keeps_the_blocks_it_shares_and_the_answer_if_it_is_long_enoug
     assert (two.prompt.base, two.prompt.keep_tokens) == (one.call, 210)
     assert (three.prompt.base, three.prompt.keep_tokens) == (two.call, 300)
     assert (four.prompt.keep_tokens, [piece.tokens for piece in four.prompt.add]) == (128, [64, 28])
-    assert {call.fixed_tokens for call in found.calls} == {150}
+    assert {call.fixed_tokens for call in found.calls} == {None}, "nobody else has these blocks"
     assert one.output_tokens == 10
 
 
@@ -96,8 +96,29 @@ def test_a_sub_agent_runs_beside_its_parent_until_its_end(imported: Any) -> None
     main = " ".join(kind for kind in found.shape if "@" not in kind)
     assert main == "llm_call tool_start spawn tool_end llm_call tool_start join tool_end llm_call"
     sides = [call for call in found.calls if call.thread == child]
-    assert [(call.agent, call.fixed_tokens, call.t) for call in sides] == [("Explore", 15, 3.0), ("Explore", 15, 7.0)]
+    assert [(call.agent, call.t) for call in sides] == [("Explore", 3.0), ("Explore", 7.0)]
     assert sides[1].prompt.base == sides[0].call
+
+
+@pytest.mark.parametrize("is_tool", [True, False])
+def test_waiting_for_a_sub_agent_is_no_time_of_the_tool_or_of_the_client(imported: Any, is_tool: bool) -> None:
+    side = {"t": 3.0, "duration_ms": 30_000, "requests": [request(0, 64, 1, [0, 90, 1], api_time=25.0)]}
+    stops = {"stop": "tool_use" if is_tool else "end_turn"}
+    found = imported(
+        weka(
+            request(0, 64, 1, [0, 1, 1], **stops),  # answered at 2 s
+            side,  # runs from 3 to 28 s
+            request(40, 128, 1, [1, 2, 1], think_time=38.0),
+        )
+    )
+    own_s = [end.seconds for end in found.tool_ends] if is_tool else [found.calls[-1].delay_s]
+    assert own_s == [13.0], "a second before it and twelve after it"
+
+
+def test_a_sub_agent_that_nobody_waits_for_takes_no_time_from_a_tool(imported: Any) -> None:
+    side = {"t": 3.0, "duration_ms": 60_000, "requests": [request(0, 64, 1, [0, 90, 1], api_time=60.0)]}
+    found = imported(weka(request(0, 64, 1, [0, 1, 1]), side, request(40, 128, 1, [1, 2, 1], think_time=38.0)))
+    assert [end.seconds for end in found.tool_ends] == [38.0]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,12 @@ def test_synth_makes_the_same_trace_from_the_same_seed(tmp_path: Path) -> None:
     assert "no synthetic program 'star'" in " ".join(run("synth", "star", tmp_path / "d").output.split())
 
 
+def test_starts_that_never_come_are_refused(tmp_path: Path) -> None:
+    result = run("synth", "chain", tmp_path / "a", "--apart-s", "inf")
+    assert result.exit_code == 2
+    assert "apart_s must be at least 0 and finite" in " ".join(result.output.split())
+
+
 PROGRAM = """
 import sys, httpx, kvflow
 answer = lambda request: httpx.Response(200, json={"choices": [{"message": {"role": "assistant", "content": "hi"}}]})
@@ -114,6 +120,26 @@ def test_record_runs_a_program_and_writes_its_trace(tmp_path: Path, monkeypatch:
     assert result.exit_code == 3
     events = list(open_trace(out, pytest.fail)[1])
     assert [event.event for event in events] == ["workflow_start", "llm_call", "workflow_end"]
+
+
+def test_record_runs_nothing_if_its_trace_could_not_be_written(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    result = run("record", "--out", tmp_path / "no folder" / "run.jsonl", "--", "touch", ran)
+    assert result.exit_code == 2
+    assert "there is no folder" in " ".join(result.output.split())
+    assert not ran.exists()
+
+
+def test_record_tells_of_a_trace_that_cannot_be_written_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFLOW_HINTS", "off")
+    program, folder = tmp_path / "program.py", tmp_path / "folder"
+    folder.mkdir()
+    program.write_text(f"import os\nos.rmdir({str(folder)!r})\n" + PROGRAM)
+    result = run("record", "--out", folder / "run.jsonl", "--", sys.executable, program, "0")
+    assert result.exit_code == 1
+    assert "cannot write" in " ".join(result.output.split())
 
 
 def test_record_says_why_there_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

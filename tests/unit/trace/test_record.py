@@ -100,7 +100,54 @@ def test_steps_that_overlap_are_threads_and_what_follows_them_joins_them() -> No
     assert {(call.prompt.base, call.prompt.keep_tokens) for call in workers} == {(planner.call, 15)}
     assert [call.delay_s for call in workers] == [0.5, 0.5, 0.5]
     assert judge.prompt.base is None
-    assert judge.delay_s == 1.0
+    assert judge.delay_s == 3.0, "since the last answer of a worker, all that is waited for"
+
+
+def test_what_went_by_before_and_between_tools_is_the_delay_of_the_next_call() -> None:
+    told = Told("w", "demo", 0.0)
+    told.step_started(0.0, "m", "main")
+    told.call("m", 0.0, 10.0, part("task"))
+    for name, start_s, end_s in (("x", 40.0, 41.0), ("y", 50.0, 55.0), ("z", 52.0, 60.0)):
+        told.tool_started(start_s, name, "m", "search")
+        told.tool_ended(end_s, name)
+    told.call("m", 60.1, 61.0, part("task"), part("result"))
+    events = told.done()
+    assert [end.seconds for end in events if isinstance(end, ToolEnd)] == [1.0, 5.0, 8.0]
+    assert [call.delay_s for call in calls(events)] == [0.0, 41.1], "of 50.1 s, 1 and 8 are those of tools"
+
+
+def test_a_tool_is_told_without_the_calls_that_ran_in_it() -> None:
+    told = Told("w", "demo", 0.0)
+    told.step_started(0.0, "m", "main")
+    told.call("m", 0.0, 10.0, part("task"))
+    told.tool_started(11.0, "x", "m", "research")
+    told.step_started(12.0, "r", "researcher", "m")
+    told.call("r", 12.0, 62.0, part("topic"))
+    told.call("r", 63.0, 126.0, part("topic"), part("more"))
+    told.step_ended(127.0, "r")
+    told.tool_ended(131.0, "x")
+    told.call("m", 131.5, 140.0, part("task"), part("found"))
+    events = told.done()
+    assert shape(events) == "llm_call tool_start llm_call llm_call tool_end llm_call"
+    assert [call.delay_s for call in calls(events)] == [0.0, 2.0, 1.0, 0.5]
+    assert [end.seconds for end in events if isinstance(end, ToolEnd)] == [5.0], "after the last of its answers"
+
+
+def test_tools_side_by_side_are_told_without_what_ran_in_any_of_them() -> None:
+    told = Told("w", "demo", 0.0)
+    told.step_started(0.0, "m", "main")
+    told.call("m", 0.0, 10.0, part("task"))
+    for number in range(3):
+        told.tool_started(10.0, f"x{number}", "m", "research")
+        told.step_started(10.0, f"r{number}", "researcher", "m")
+    for number in range(3):
+        told.call(f"r{number}", 11.0 + number, 60.0 + 10 * number, part("topic"))
+        told.step_ended(60.0 + 10 * number, f"r{number}")
+        told.tool_ended(61.0 + 10 * number, f"x{number}")
+    told.call("m", 90.0, 99.0, part("task"), part("found"))
+    events = told.done()
+    assert all((end.seconds or 0.0) <= 2.0 for end in events if isinstance(end, ToolEnd))
+    assert calls(events)[-1].delay_s == 10.0, "since the last of the answers"
 
 
 def test_calls_of_one_step_that_overlap_are_threads_too_and_do_not_see_each_other() -> None:
@@ -202,6 +249,25 @@ def test_a_file_of_facts_is_a_trace(imported: Any) -> None:
         ("writer", 60, 9, 40)
     ] * 2
     assert len(found.programs) == 2
+
+
+def test_what_workflows_say_alike_they_share_though_it_was_counted_with_something_else(imported: Any) -> None:
+    def asked(workflow: str, at_s: float, prompt_tokens: int, *parts: tuple[str, str, int]) -> list[dict[str, Any]]:
+        return [
+            fact("step_start", at_s, workflow, step="a", agent="writer", fixed_messages=1),
+            fact("llm_start", at_s, workflow, step="a", call="c", parts=parts),
+            fact("llm_end", at_s + 1, workflow, call="c", prompt_tokens=prompt_tokens, output_tokens=9),
+            fact("workflow_end", at_s + 2, workflow),
+        ]
+
+    system = ("system", "be brief", 50)
+    found = imported(
+        *asked("w0", 0.0, 90, system, ("user", "one", 10)), *asked("w1", 9.0, 140, system, ("user", "another", 40))
+    )
+    one, other = found.calls
+    assert one.prompt.add[0] == other.prompt.add[0]
+    assert (one.fixed_tokens, one.prompt.tokens) == (75, 90)
+    assert (other.fixed_tokens, other.prompt.tokens) == (75, 140)
 
 
 def test_facts_that_make_no_sense_are_reported(imported: Any) -> None:

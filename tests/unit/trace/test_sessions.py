@@ -170,6 +170,52 @@ def test_a_sub_agent_lives_between_start_and_end_of_the_tool_that_spawned_it(imp
     assert main.prompt.add[0].content != side.prompt.add[0].content
 
 
+def test_what_a_sub_agent_takes_is_no_time_of_the_tool_that_spawned_it(imported: Any) -> None:
+    row = with_side_thread("id0")
+    row["llm_calls"] = [
+        llm(1, 100, 5, (0.0, 1.0)),
+        llm(3, 70, 5, (3.0, 116.0), th="side:1"),
+        llm(5, 120, 5, (121.5, 123.0)),
+    ]
+    row["tool_calls"] = [tool(0, (1.0, 121.0), name="Task"), tool(0, (1.0, 119.0), id="other")]
+    found = imported(row)
+    assert found.shape[1:7] == ["tool_start", "spawn", "tool_start", "llm_call@side:1", "tool_end", "join"]
+    assert [end.seconds for end in found.tool_ends] == [118.0, 5.0], "a tool beside it has its own time"
+    assert [call.delay_s for call in found.calls] == [0.0, 2.0, 0.5]
+
+
+def test_what_a_sub_agent_of_unknown_origin_takes_is_no_delay_of_the_client(imported: Any) -> None:
+    row = with_side_thread(None)
+    row["messages"][2:4] = [
+        message("user", text(30, "j"), 11.0, "side:1"),
+        message("assistant", "found", 90.0, "side:1"),
+    ]
+    row["llm_calls"] = [
+        llm(1, 100, 5, (0.0, 1.0)),
+        llm(3, 70, 5, (11.0, 90.0), th="side:1"),
+        llm(5, 120, 5, (100.0, 101.0)),
+    ]
+    row["tool_calls"] = []
+    found = imported(row)
+    assert found.shape == ["llm_call", "spawn", "llm_call@side:1", "join", "llm_call"]
+    assert [call.delay_s for call in found.calls] == [0.0, 10.0, 10.0]
+
+
+def test_what_went_by_before_and_between_tools_is_the_delay_of_the_next_call(imported: Any) -> None:
+    row = growing()
+    row["llm_calls"] = [llm(2, 130, 15, (0.0, 10.0)), llm(4, 200, 5, (41.1, 42.0))]
+    row["tool_calls"] = [tool(0, (40.0, 41.0))]
+    assert imported(row).calls[1].delay_s == 30.1
+    row["tool_calls"] = [tool(0, (12.0, 13.0)), tool(0, (20.0, 30.0)), tool(0, (25.0, 40.0))]
+    assert imported(row).calls[1].delay_s == 15.1, "31.1 s less 1 and 15"
+
+
+def test_a_tool_without_seconds_takes_the_time_from_its_start_to_its_end(imported: Any) -> None:
+    row = growing()
+    del row["tool_calls"][0]["seconds"]
+    assert [end.seconds for end in imported(row).tool_ends] == [0.5]
+
+
 def test_a_sub_agent_of_unknown_origin_lives_from_its_first_to_its_last_message(imported: Any) -> None:
     found = imported(with_side_thread(None))
     assert found.shape == ["llm_call", "tool_start", "spawn", "llm_call@side:1", "join", "tool_end", "llm_call"]

@@ -58,6 +58,16 @@ def test_a_chain_passes_through_its_agents_in_order() -> None:
     assert program.calls[3].prompt.base == program.calls[0].call
 
 
+def test_an_agent_of_a_relay_reads_only_the_answer_before_it() -> None:
+    program = made("chain", workflows=1, agents=3, turns=2, relay=True)[0]
+    outputs = [call.output for call in program.calls]
+    assert [call.prompt.add[-1].content for call in program.calls[1:]] == outputs[:-1]
+    assert all(call.prompt.tokens < 1024 + 512 for call in program.calls[1:])
+    assert program.calls[3].prompt.keep_tokens == 1024, "its own fixed prompt"
+    with pytest.raises(TraceError, match="relay is an option of chain, not of fan"):
+        made("fan", relay=True)
+
+
 def test_a_fan_runs_its_workers_beside_each_other() -> None:
     program = made("fan", workflows=1, agents=4, turns=2)[0]
     assert len(program.threads) == 1 + 4 * 2

@@ -1,0 +1,84 @@
+"""Threads wait for what their trace says, and tools for what ran in them."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+from kvflow.replay.arms import Arm
+from kvflow.replay.connection import Answer, Connection
+from kvflow.replay.contents import Contents
+from kvflow.replay.player import Player
+from kvflow.replay.record import CallRecord, Round
+from kvflow.replay.work import Pace
+from kvflow.trace import (
+    MAIN_THREAD,
+    Join,
+    LLMCall,
+    Piece,
+    Program,
+    Prompt,
+    Spawn,
+    ThreadEvent,
+    ToolEnd,
+    ToolStart,
+    WorkflowStart,
+)
+
+ANSWER_S = 0.2
+
+
+class Slow(Connection):
+    """A server that takes its time for every call."""
+
+    async def ask(self, prompt: Any, answer: array[int], hints: Any, seen: CallRecord, *_: Any) -> Answer:
+        await asyncio.sleep(ANSWER_S)
+        seen.ended_s = self.now_s()
+        return Answer(tokens=answer, cached={})
+
+
+def call(name: str, thread: str = MAIN_THREAD) -> LLMCall:
+    prompt = Prompt(add=(Piece(name, 4),))
+    return LLMCall(workflow="w", thread=thread, agent="a", call=name, prompt=prompt, output=f"-{name}", output_tokens=2)
+
+
+def tool(name: str, seconds: float | None = None) -> ToolStart | ToolEnd:
+    if seconds is None:
+        return ToolStart(workflow="w", agent="a", tool_call=name, tool=name)
+    return ToolEnd(workflow="w", tool_call=name, seconds=seconds)
+
+
+def played(main: list[ThreadEvent], **others: list[ThreadEvent]) -> Round:
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: main, **others})
+    seen = Round(arm="a", index=0, seed=0)
+
+    async def play() -> None:
+        connection = Slow(None, Arm(name="a"), free=True, began_s=asyncio.get_running_loop().time())  # type: ignore[arg-type]
+        await Player(connection, seen, Contents(), Pace(), 16).play(program, "w", 0.0)
+
+    asyncio.run(play())
+    return seen
+
+
+def asked_s(seen: Round, name: str) -> float:
+    began_s = min(each.asked_s for each in seen.calls)
+    return next(each.asked_s for each in seen.calls if each.call == name) - began_s
+
+
+def test_a_tool_that_has_waited_for_a_thread_takes_its_own_time_after_it() -> None:
+    spawn, join = Spawn(workflow="w", child="s"), Join(workflow="w", child="s")
+    main = [call("c1"), tool("x"), spawn, tool("y"), join, tool("x", 0.1), tool("y", 0.4), call("c2")]
+    seen = played(main, s=[call("c3", "s"), call("c4", "s")])
+    assert 0.69 < asked_s(seen, "c2") < 0.95, "two answers after the first, and one beside it from its start on"
+
+
+def test_a_tool_takes_its_own_time_from_the_end_of_its_thread_on_though_another_is_waited_for_longer() -> None:
+    spawn, join = Spawn(workflow="w", child="s"), Join(workflow="w", child="s")
+    main = [call("c1"), tool("x"), spawn, tool("y"), tool("y", 0.4), join, tool("x", 0.25), call("c2")]
+    assert 0.64 < asked_s(played(main, s=[call("c3", "s")]), "c2") < 0.8
+
+
+def test_a_tool_that_has_waited_for_an_answer_takes_its_own_time_after_it() -> None:
+    seen = played([call("c1"), tool("x"), call("c2"), tool("x", 0.1), call("c3")])
+    assert 0.49 < asked_s(seen, "c3") < 0.9

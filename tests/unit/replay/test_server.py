@@ -1,0 +1,114 @@
+"""What a server is made ready with, and what of it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvflow.errors import ServerUnavailableError
+from kvflow.replay import server
+from kvflow.replay.arms import Arm, parse_arm
+from kvflow.replay.server import Engine, Ready, Running, prepare, serving
+
+STORING = ("--enable-hierarchical-cache", "--hicache-storage-backend", "file")
+STORAGE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
+
+
+class Server:
+    """SGLang, as far as a replay asks it before a round."""
+
+    def __init__(self, **info: Any) -> None:
+        self.asked: list[str] = []
+        self.pages: dict[str, httpx.Response] = {}
+        self._info = info
+
+    def respond(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        self.asked.append(path)
+        if path in self.pages:
+            return self.pages[path]
+        if path == "/server_info":
+            return httpx.Response(200, json=self._info)
+        if path == "/generate":
+            return httpx.Response(200, json={"output_ids": [9] * 4, "meta_info": {"cached_tokens": 0}})
+        return httpx.Response(404 if path.startswith("/kvflow") else 200)
+
+    def prepared(self, *flags: str) -> Ready:
+        """Make it ready for an arm whose server was launched with these flags."""
+
+        async def prepared() -> Ready:
+            transport = httpx.MockTransport(self.respond)
+            async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+                return await prepare(Running(arm=Arm(name="a"), url="http://here", flags=flags), client)
+
+        return asyncio.run(prepared())
+
+    @property
+    def cleared(self) -> int:
+        return self.asked.count("/hicache/storage-backend/clear")
+
+
+def test_storage_is_emptied_wherever_there_is_any() -> None:
+    for info, flags in (({}, STORING), ({"hicache_storage_backend": "file"}, ()), ({"page_size": 16}, STORING[1:])):
+        storing = Server(**info)
+        storing.prepared(*flags)
+        assert storing.cleared == 2, "as often as the cache is flushed"
+    for plain in (Server(), Server(hicache_storage_backend=None)):
+        plain.prepared("--enable-hierarchical-cache")
+        assert plain.cleared == 0
+
+
+def test_storage_that_cannot_be_emptied_is_told_of() -> None:
+    stuck = Server(hicache_storage_backend="file")
+    stuck.pages["/hicache/storage-backend/clear"] = httpx.Response(400)
+    with pytest.raises(ServerUnavailableError, match="a: its storage tier could not be emptied"):
+        stuck.prepared()
+
+
+@pytest.mark.parametrize(
+    ("engine", "arm", "stores"),
+    [
+        (Engine(model="m", flags=STORING), Arm(name="a"), True),
+        (Engine(model="m", host_flags=STORING), Arm(name="a"), True),
+        (Engine(model="m", host_flags=STORING), Arm(name="a", host=False), False),
+        (Engine(model="m"), parse_arm("a=--hicache-storage-backend=file"), True),
+        (Engine(model="m"), Arm(name="a"), False),
+    ],
+)
+def test_every_arm_that_stores_has_a_folder_for_it(
+    engine: Engine, arm: Arm, stores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def launch(model: str, **how: Any) -> Iterator[Any]:
+        launched.update(how)
+        yield type("Process", (), {"url": "http://here"})()
+
+    monkeypatch.setattr(server, "launch_server", launch)
+    with serving(arm, engine, tmp_path) as running:
+        assert running.flags == engine.flags_of(arm)
+    assert launched["env"].get(STORAGE) == (str(tmp_path / "a.storage") if stores else None)
+
+
+def test_a_server_with_less_memory_than_it_was_asked_to_have_is_refused() -> None:
+    small = Server(page_size=16, max_total_num_tokens=4096)
+    assert small.prepared("--max-total-tokens", "4100").device_tokens == 4096, "pages come whole"
+    assert small.prepared().device_tokens == 4096
+    with pytest.raises(ServerUnavailableError, match=r"a: its device tier has 4,096 tokens instead of 8,192.*smaller"):
+        small.prepared("--max-total-tokens", "4096", "--max-total-tokens=8192")
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/generate"])
+def test_a_page_in_place_of_an_answer_is_told_of(path: str) -> None:
+    front = Server()
+    for answer in (httpx.Response(200, text="<html>welcome"), httpx.Response(200, json=["welcome"])):
+        front.pages[path] = answer
+        with pytest.raises(ServerUnavailableError, match=f"http://here{path} answers something else than SGLang"):
+            front.prepared()
