@@ -143,7 +143,7 @@ class Holdings:
         return bool(program.workflows)
 
     def lost_share(self, claim: PromptClaim) -> float:
-        """How much of what an agent has computed last is in neither tier any more. Cost: O(nodes that are not there)."""
+        """How much of what an agent has computed last is in neither tier any more. Cost: O(nodes that are gone)."""
         known = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
         if known is None or known.tip is None or not known.context_tokens:
             return 0.0

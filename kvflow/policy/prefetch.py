@@ -15,7 +15,7 @@ _BURST_S = 0.5
 _WASTE = 0.1
 """What may be wasted, of what was used."""
 _UNKNOWN = 0.25
-"""What of the loads that are open counts as wasted, at least, until as much as the allowance has been used or wasted."""
+"""What of open loads counts as wasted, at least, until as much as the allowance has been used or wasted."""
 _ALLOWANCE = 1 / 16
 """What may be wasted to begin with, of the device's size."""
 _WASTED_LINK = 0.001
@@ -29,8 +29,9 @@ class PrefetchPace:
 
     Two limits. Of the link's time, a share. And of mistakes, a budget: an allowance to begin with, a tenth of what
     requests have used, and a thousandth of the link's time. What has been loaded and not been used yet counts as far
-    as such loads have been wasted lately, and a quarter of it at least while little is known. No more is owed than the allowance. So predictions that are wrong load next to nothing, whatever they are wrong
-    about, and right ones are not held up by those.
+    as such loads have been wasted lately, and a quarter of it at least while little is known. No more is owed than the
+    allowance. So predictions that are wrong load next to nothing, whatever they are wrong about, and right ones are not
+    held up by those.
 
     Source: the lead is KVFlow's (arXiv 2507.07400, section 4.3: while the predecessor runs), in seconds. The budget is
     ours; it is the guard's for evictions, applied to loads.

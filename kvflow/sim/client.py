@@ -114,11 +114,8 @@ class Clients:
                     tools[event.tool_call] = event
                     self._say(step.tool(event, "start"))
                 case ToolEnd():
-                    start, end_s = tools.pop(event.tool_call), thread.tools_s.pop(event.tool_call)
-                    if before_s is not None:  # it has waited itself, and goes on from then
-                        end_s = before_s + thread.tool_s(start)
-                    if end_s > self._env.now:
-                        yield self._env.timeout(end_s - self._env.now)
+                    start = tools.pop(event.tool_call)
+                    yield from self._tool_ends(start, thread, before_s)
                     step.ended.append(step.tool(start, "end"))
                 case Spawn():
                     child_id = f"{run.workflow_id[: _ID_CHARS // 2]}/{event.child}"[:_ID_CHARS]
@@ -132,6 +129,14 @@ class Clients:
         self._say(*step.riding())
         if parent_id is not None:
             self._say(StepFact(workflow_id=workflow_id, agent=END))
+
+    def _tool_ends(self, start: ToolStart, thread: Thread, waited_s: float | None) -> ProcessGenerator:
+        """Wait for a tool; one that has waited itself, for calls or threads, goes on from then."""
+        end_s = thread.tools_s.pop(start.tool_call)
+        if waited_s is not None:
+            end_s = waited_s + thread.tool_s(start)
+        if end_s > self._env.now:
+            yield self._env.timeout(end_s - self._env.now)
 
     def _describe(self, run: _Run, name: str, workflow_id: str, workflow_type: str) -> Thread:
         events = run.program.threads.get(name, [])
