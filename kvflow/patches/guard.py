@@ -31,21 +31,24 @@ class Guard:
     Args:
         component: what is guarded, for log and status.
         limit: failures after which the component stays off.
+
+    Attributes:
+        failures_left: before it does; ranks whose failures are their own may agree on it.
     """
 
     def __init__(self, component: str, limit: int = 8) -> None:
         self._component = component
-        self._failures_left = limit
+        self.failures_left = limit
 
     def run(self, function: Callable[..., T], *arguments: Any, default: T) -> T:
         """Call a function; ``default`` if it fails or has been given up."""
-        if not self._failures_left:
+        if not self.failures_left:
             return default
         try:
             return function(*arguments)
         except Exception:
             note(self._component)
-            self._failures_left -= 1
-            if not self._failures_left:
+            self.failures_left -= 1
+            if not self.failures_left:
                 logger.error("kvflow: %s failed too often and stays off", self._component)
             return default

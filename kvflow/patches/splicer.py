@@ -48,19 +48,6 @@ class _State:
     shown: bool = False
 
 
-class _Guard(Guard):
-    """A guard whose failures ranks compare."""
-
-    @property
-    def failures_left(self) -> int:
-        """Before it gives up."""
-        return self._failures_left
-
-    def agree(self, failures_left: int) -> None:
-        """Count what failed on other ranks."""
-        self._failures_left = failures_left
-
-
 class Splicer:
     """Splices the prompts of one scheduler's requests, on every rank alike.
 
@@ -79,8 +66,8 @@ class Splicer:
         self._splicing = Splicing(runner, self._ranks, settings.reuse.repair_layer)
         self._settings = settings.reuse
         self._journal: Journal = scheduler.tree_cache.journal
-        self._guard = _Guard("reuse")
-        self._filling = _Guard("reuse")  # apart: it may fail on one rank alone
+        self._guard = Guard("reuse")
+        self._filling = Guard("reuse")  # apart: it may fail on one rank alone
         self._failures_left = self._guard.failures_left
         self.refused: Counter[str] = Counter()
         gate = QualityGate(settings.reuse.agreement, settings.reuse.divergence, settings.reuse.check_every)
@@ -186,8 +173,8 @@ class Splicer:
             self.reuse.gate.clear()
             self.checks.clear()
         self._failures_left = planning if filling else 0  # what cannot be put in is not planned
-        self._guard.agree(self._failures_left)
-        self._filling.agree(filling)
+        self._guard.failures_left = self._failures_left
+        self._filling.failures_left = filling
 
     def _plan(self, batch: Any) -> None:
         """Decide for all before anything is put in: ranks add up distances; only putting in may fail on one alone."""
