@@ -217,8 +217,9 @@ class ControlPlane:
         if len(workflow.waits) >= pin.max_calls and key not in workflow.waits:
             return Status.REJECTED, f"workflow already waits for {len(workflow.waits)} calls (pin.max_calls)"
         now_s = self._clock()
-        wait = ToolWait(tool=fact.tool, verb=fact.verb, started_s=now_s, expected_s=fact.expected_s)
-        wait.step_id = fact.step_id
+        wait = ToolWait(
+            tool=fact.tool, verb=fact.verb, started_s=now_s, expected_s=fact.expected_s, step_id=fact.step_id
+        )
         workflow.waits[key] = wait
         if fact.agent not in workflow.agents:
             return Status.ACCEPTED, "nothing is pinned: the agent has not run yet"
