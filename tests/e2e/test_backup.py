@@ -10,6 +10,7 @@ import pytest
 
 from kvflow.hints import command_action, tool_action
 from tests.e2e.conftest import HOST_TIER, Server
+from tests.e2e.test_commands import with_prompt
 from tests.e2e.test_eviction import text
 from tests.e2e.test_prefetch import until
 
@@ -64,16 +65,16 @@ def test_what_is_retained_is_copied_where_only_hot_contexts_are(server: Server) 
 
 
 def test_what_is_demoted_is_copied_first_where_only_hot_contexts_are(server: Server) -> None:
-    target = {"kind": "agent", "workflow_id": "w", "agent": "worker"}
-    said = server.step("w", "worker", PROMPT)["text"]
-    (outcome,) = server.events(command_action("kv.demote", target=target, ttl_s=60))
-    assert (outcome["status"], outcome["reason"]) == ("deferred", "leaves once it has been copied to the host")
+    """The command comes with the request, so that nothing has been copied for the wait after it."""
+    deferred = ("deferred", "leaves once it has been copied to the host")
+    assert with_prompt(server, "w", PROMPT, "kv.demote", ttl_s=60) == deferred
     until(server, "backups", 1)
     deadline_s = time.monotonic() + 10
     while any(place.startswith("device") for place in server.get("cache")["replicas"][0]["tokens"]):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     back = server.step("w", "worker", PROMPT)
-    assert back["text"] == said
     assert back["meta_info"]["cached_tokens_details"]["host"] >= 600 - 16
     assert server.get("status")["degraded"] == {}
+    server.flush()
+    assert server.generate(PROMPT)["text"] == back["text"]
