@@ -19,6 +19,8 @@ from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 Key = TypeVar("Key", bound=Hashable)
 
 _RECONSIDER_S = 0.25
+_EASE_S = 1.0
+"""How often to decide while all fits with room to spare for what has come since."""
 _MANY = 64
 _PAUSE_S = 4e-5
 """Pause between two decisions per program beyond these, ten times what each costs, unless nothing runs."""
@@ -66,6 +68,7 @@ class Programs:
         self._hold_s = _FIRST_HOLD_S
         self._put_off = False
         self._all_fit = True
+        self._spare_tokens = 0
         self._running = 0
         self._changed = True
         self._settled_s = 0.0
@@ -120,7 +123,10 @@ class Programs:
                 self._typical.paused(now_s - program.answered_s)
             if self._within_device:
                 self._too_little_room(_LOSS_STEP * self._holdings.lost_share(claim), now_s)
-        program.workflows[claim.workflow_id] = None
+        if claim.workflow_id not in program.workflows:
+            program.workflows[claim.workflow_id] = None
+            self._spare_tokens = 0  # what it will need is for the next decision to say
+        self._spare_tokens -= tokens
         program.view.tenant = claim.tenant
         prompt = self._bring(claim, fixed_digest)
         request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s)
@@ -156,6 +162,7 @@ class Programs:
         request = self._requests.get(key)
         if request is not None:
             self._run(request, running=False)
+            self._spare_tokens = 0
             self._too_little_room(_MARGIN_STEP, self._claims.clock.now_s)
 
     def left(self, key: Hashable, generated_tokens: int) -> None:
@@ -168,6 +175,7 @@ class Programs:
             del program.requests[key]
             program.answered_s = now_s
             program.view.waiting = any(not one.running for one in program.requests.values())
+            self._spare_tokens -= generated_tokens
             if generated_tokens:
                 self._typical.answered(generated_tokens)
             self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
@@ -176,18 +184,28 @@ class Programs:
         """Say which of the requests that wait may run, in the order of their turns, or as they are if all programs fit.
 
         Cost: O(programs with a request or a place), when something has changed and somebody waits. With many programs
-        decisions pause in between, to take a tenth of the time at most.
+        decisions pause in between, to take a tenth of the time at most; with room to spare for all, until that may be
+        used up.
         """
-        if waiting:
+        if not waiting:
+            if self._put_off:
+                self._put_off_uses(0.0)
+        elif self._fits_with_ease():
+            for key in waiting:
+                if (request := self._requests.get(key)) is not None:
+                    request.program.view.admitted = True
+        else:
             self._settle(memory)
-        elif self._put_off:
-            self._put_off_uses(0.0)
         admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
         if not admitted:
             return []
         ordered = admitted if self._all_fit else self._turns.order(admitted, self._requests)
         running = (key for key, one in self._requests.items() if one.running)
         return self._pioneers.behind(ordered, self._requests, running)
+
+    def _fits_with_ease(self) -> bool:
+        """Whether the room to spare that there was holds all that has come since."""
+        return self._spare_tokens > 0 and self._claims.clock.now_s - self._settled_s < _EASE_S
 
     def _settle(self, memory: AdmissionMemory) -> None:
         now_s = self._claims.clock.now_s
@@ -209,7 +227,7 @@ class Programs:
         )
         views = [program.view for program in self._programs.values()]
         places = self._admission.admit(views, planned, self._typical.step, self._typical.program_s)
-        self._all_fit = places.all_fit
+        self._all_fit, self._spare_tokens = places.all_fit, places.spare_tokens
         self._within_device = places.room_tokens <= planned.device_tokens
         self._follow_holds(places.room_tokens)
 

@@ -62,6 +62,9 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
     try:
         _admit(front, obj, admissions)
         async for answer in generate():
+            if _is_part(answer, obj):
+                yield answer
+                continue
             if _is_last(answer, obj):
                 # Not before the client has it, which would make it wait, but before it can ask again.
                 asyncio.get_running_loop().call_soon(_answered, front, admissions, told)
@@ -76,11 +79,14 @@ def _answered(front: Front, admissions: list[Admission], told: int) -> None:
         front.answered(admission)
 
 
+def _is_part(answer: Any, obj: Any) -> bool:
+    """Whether more of a single request's answer follows, as of most that are streamed."""
+    return isinstance(answer, dict) and obj.is_single and not answer.get("meta_info", {}).get("finish_reason")
+
+
 def _is_last(answer: Any, obj: Any) -> bool:
     """Whether nothing follows: a batch's answers in one list, or the end of a single request's."""
-    if not isinstance(answer, dict):
-        return isinstance(answer, list)
-    return bool(getattr(obj, "is_single", False) and answer.get("meta_info", {}).get("finish_reason"))
+    return isinstance(answer, list) or (isinstance(answer, dict) and obj.is_single)
 
 
 def _with_outcomes(front: Front, answer: Any, admissions: list[Admission]) -> Any:

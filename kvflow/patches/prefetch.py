@@ -222,7 +222,8 @@ class Prefetch:
 
     def _choose(self, look: Callable[[], Room]) -> Load | None:
         req, self._asking = self._asking, None
-        if req is None and self.planner.settled:  # as in most decoding steps; to ask for the room takes longer
+        nothing_to_load = not self._cache.tree_core.evictable_host_leaves
+        if req is None and (nothing_to_load or self.planner.settled):  # to ask for the room takes longer
             return None
         room = look()
         if req is not None:

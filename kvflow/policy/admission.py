@@ -29,11 +29,16 @@ class Places:
 
     Attributes:
         room_tokens: of contexts: all if they fit, else what the device holds, or more that take turns.
-        all_fit: the device holds the contexts of all programs.
+        spare_tokens: what the device holds beyond the contexts of all programs; negative if it does not hold them.
     """
 
     room_tokens: int
-    all_fit: bool
+    spare_tokens: int
+
+    @property
+    def all_fit(self) -> bool:
+        """Whether the device holds the contexts of all programs."""
+        return self.spare_tokens >= 0
 
 
 class ProgramAdmission:
@@ -116,7 +121,7 @@ class ProgramAdmission:
                 continue
             program.admitted = at_work = True
             room.take(program)
-        return Places(room_tokens=room_tokens, all_fit=tokens <= memory.device_tokens)
+        return Places(room_tokens=room_tokens, spare_tokens=memory.device_tokens - tokens)
 
     def need_s(self, tokens: int, found_tokens: int, host_tokens: int) -> float:
         """Seconds of the server that a prompt needs until it generates.

@@ -9,6 +9,7 @@ from typing import Any
 from kvflow.patches.cpu import publish, streams, targets
 from kvflow.patches.cpu.attention import decode_rows, extend_new_rows
 from kvflow.patches.cpu.decoding import on_one_core
+from kvflow.patches.cpu.idle import let_copies_run
 from kvflow.patches.cpu.link import Direction, LinkSettings
 from kvflow.patches.cpu.products import apply_linear, compute_lm_head
 from kvflow.patches.cpu.transfer import transfer_kv_direct
@@ -35,6 +36,7 @@ def apply() -> None:
     HookRegistry.register(targets.EXTEND_ATTENTION.target, extend_new_rows, HookType.AROUND)
     HookRegistry.register(targets.DECODE_ATTENTION.target, decode_rows, HookType.AROUND)
     HookRegistry.register(targets.DECODE.target, on_one_core, HookType.AROUND)
+    HookRegistry.register(targets.IDLE.target, let_copies_run, HookType.AFTER)
     HookRegistry.register(targets.LINEAR.target, apply_linear, HookType.AROUND)
     HookRegistry.register(targets.LM_HEAD.target, compute_lm_head, HookType.AROUND)
     # Attributes, not hooks: the registry wraps functions that exist, and these do not, or are no functions.

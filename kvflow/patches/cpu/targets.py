@@ -59,6 +59,11 @@ DECODE = Target(
     "sglang.srt.model_executor.runner.eager_runner.EagerRunner._execute_decode",
     "A few rows are multiplied in less time than it takes to wake another thread.",
 )
+IDLE = Target(
+    "cpu.idle",
+    "sglang.srt.managers.scheduler.Scheduler.on_idle",
+    "A scheduler with nothing but copies under way polls without a pause, and copy threads wait for the interpreter.",
+)
 LINEAR = Target(
     "cpu.linear",
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
@@ -85,6 +90,7 @@ TARGETS: tuple[Target, ...] = (
     EXTEND_ATTENTION,
     DECODE_ATTENTION,
     DECODE,
+    IDLE,
     LINEAR,
     LM_HEAD,
     HOST_RESERVE,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvflow.engine import Coordinator, Journal, Programs, PromptClaim
 from kvflow.policy import AdmissionMemory, ProgramAdmission, ServingCosts
+from kvflow.policy.admission import Places
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from tests.unit.engine.test_claims import FakeNode
 
@@ -74,6 +77,44 @@ def test_there_is_something_to_decide_while_anybody_waits_or_is_put_off() -> Non
     assert table.programs.at_rest
     table.programs.retracted("a")
     assert not table.programs.at_rest
+
+
+class Counted(ProgramAdmission):
+    """Counts decisions."""
+
+    decisions = 0
+
+    def admit(self, *arguments: Any, **options: Any) -> Places:
+        self.decisions += 1
+        return super().admit(*arguments, **options)
+
+
+def test_nothing_is_decided_while_the_room_to_spare_holds_what_comes() -> None:
+    table = Table()
+    admission = Counted(ServingCosts())
+    table.programs = Programs(table.coordinator.claims, admission)
+    table.start("a", 1000)
+    for _ in range(10):
+        table.answer("a", due_s=1.0)
+        table.start("a", 1000)
+    assert admission.decisions == 1
+    table.start("b", 1000)
+    assert admission.decisions == 2, "nobody knows what a new workflow will need"
+    table.answer("a", due_s=1.0)
+    table.start("a", 1000)
+    table.coordinator.tick(2.0)
+    table.answer("a", due_s=1.0)
+    table.start("a", 1000)
+    assert admission.decisions == 3, "it looks again now and then"
+
+
+def test_when_what_comes_may_use_up_the_room_to_spare_it_is_decided_who_runs() -> None:
+    table = Table()
+    table.start("a", 40_000)
+    table.start("b", 30_000)
+    table.answer("b", due_s=1.0)
+    keys = [table.ask("b", 70_000)]
+    assert table.allowed(*keys) == [], "with the growth of one of them they no longer fit"
 
 
 def test_the_next_program_begins_when_one_has_ended() -> None:

@@ -1,0 +1,22 @@
+"""A scheduler that has nothing to do but wait for copies.
+
+SGLang asks for them again and again without a pause, which costs nothing where a GPU copies. Here threads of the same
+process do, and each time one needs the interpreter it would wait for a switch interval.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+_PAUSE_MS = 1
+
+
+def let_copies_run(_result: None, scheduler: Any) -> None:
+    """Pause while copies are all there is (hook after ``Scheduler.on_idle``); what comes in ends the pause."""
+    if scheduler.waiting_queue or not getattr(scheduler.tree_cache, "ongoing_write_through", None):
+        return
+    if scheduler.idle_sleeper is None:
+        time.sleep(0)
+    else:
+        scheduler.idle_sleeper.poller.poll(_PAUSE_MS)
