@@ -31,8 +31,10 @@ from kvflow.replay.contents import Contents
 from kvflow.replay.engines import Sizes, cpu_engine
 from kvflow.replay.metrics import difference, measures, values
 from kvflow.replay.player import Player
+from kvflow.replay.preparing import prepare
 from kvflow.replay.record import CallRecord, Round
-from kvflow.replay.server import Running, prepare, serving, watched
+from kvflow.replay.server import Running, serving
+from kvflow.replay.watching import watched
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import read_workload
 from kvflow.trace import Program

@@ -38,6 +38,8 @@ def get(client: httpx.Client, path: str, **query: Any) -> dict[str, Any]:
     Raises:
         ServerUnavailableError: it does not answer, is not kvflow's, or refuses; the message says what to do.
     """
+    from kvflow.replay.asking import read
+
     where = f"{client.base_url}".removesuffix("kvflow/v1/")
     try:
         response = client.get(path, params={name: value for name, value in query.items() if value is not None})
@@ -47,12 +49,4 @@ def get(client: httpx.Client, path: str, **query: Any) -> dict[str, Any]:
         raise ServerUnavailableError(f"{where} wants an API key: give --api-key, or set KVFLOW_API_KEY")
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ServerUnavailableError(f"{where} knows no /kvflow/v1/{path}: was it started with --enable-kvflow?")
-    if response.is_error:
-        raise ServerUnavailableError(f"{where} answers {response.status_code}: {response.text[:200]}")
-    try:
-        found = response.json()
-    except ValueError:  # some front ends answer any path with 200 and a page
-        found = None
-    if not isinstance(found, dict):
-        raise ServerUnavailableError(f"{where} is no server of kvflow's ({response.text[:100]!r}): is --url right?")
-    return found
+    return read(response)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvflow.errors import ConfigError
 
-_SOURCES = ("networkx.algorithms", "httpx", "rich", "kvflow")
+_SOURCES = ("networkx.algorithms", "httpx", "rich")
 _MIN_FILE_CHARS = 2_000
 _TEXTS_PER_DOCUMENT = 40
 

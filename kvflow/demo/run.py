@@ -21,7 +21,7 @@ from kvflow.demo.program import GRAPH, Review
 from kvflow.errors import MissingExtraError
 from kvflow.graph import to_dict
 from kvflow.patches.cpu.publish import SETTLED_S
-from kvflow.replay.server import flush
+from kvflow.replay.preparing import flush
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,10 @@ from kvflow.replay.connection import Connection
 from kvflow.replay.contents import HIGH, LOW, Contents
 from kvflow.replay.folder import claim, read_round, round_path, write_round
 from kvflow.replay.player import Player, arrive
+from kvflow.replay.preparing import Ready, prepare
 from kvflow.replay.record import Round
-from kvflow.replay.server import Engine, Ready, Running, counted, prepare, reached, serving, watched
+from kvflow.replay.server import Engine, Running, serving
+from kvflow.replay.watching import counted, reached, watched
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload
 

@@ -31,9 +31,10 @@ from kvflow.replay.contents import Contents
 from kvflow.replay.engines import Sizes, cpu_engine
 from kvflow.replay.forcing import FLAG
 from kvflow.replay.player import Player, arrive
+from kvflow.replay.preparing import Ready
 from kvflow.replay.record import CallRecord, Round
 from kvflow.replay.run import Plan, replay
-from kvflow.replay.server import Ready, Running
+from kvflow.replay.server import Running
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload, read_workload
 from kvflow.trace import LLMCall, Program, SynthOptions, ToolEnd, ToolStart, programs, synthetic_trace, write_trace

@@ -14,7 +14,8 @@ import pytest
 from kvflow.errors import ServerUnavailableError
 from kvflow.replay import server
 from kvflow.replay.arms import Arm, parse_arm
-from kvflow.replay.server import Engine, Ready, Running, prepare, serving
+from kvflow.replay.preparing import Ready, prepare
+from kvflow.replay.server import Engine, Running, serving
 
 STORING = ("--enable-hierarchical-cache", "--hicache-storage-backend", "file")
 STORAGE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
