@@ -12,6 +12,8 @@ from kvflow.engine.ports import Node
 
 _TRIES = 4
 """Contexts that are tried before anything has changed."""
+_PAUSE_S = 0.1
+"""Between two looks for waits, which are longer."""
 
 
 class BackupPlanner:
@@ -33,6 +35,7 @@ class BackupPlanner:
         self._coordinator = coordinator
         self._device_tokens = device_tokens
         self._decided = -1
+        self._resume_s = 0.0
         self._ordered: dict[Node, float] = {}
         self._refused: tuple[int, set[Node]] = (-1, set())
 
@@ -72,10 +75,11 @@ class BackupPlanner:
         Args:
             under_way: whether a copy of a node has begun.
 
-        Cost: O(claims) if a prediction has changed since the last call that found nothing, else O(1).
+        Cost: O(claims) if a prediction has changed since the last call that found nothing, ten times a second at most;
+        else O(1).
         """
         clock = self._coordinator.claims.clock
-        if clock.version == self._decided:
+        if clock.version == self._decided or (clock.now_s < self._resume_s and not self._ordered):
             return None
         if self._refused[0] != clock.version:
             self._refused = (clock.version, set())
@@ -84,7 +88,7 @@ class BackupPlanner:
         wanted = (node for node in self._wanted() if node not in refused and not under_way(node))
         node = next(wanted, None) if len(refused) < _TRIES else None
         if node is None:
-            self._decided = clock.version
+            self._decided, self._resume_s = clock.version, clock.now_s + _PAUSE_S
         return node
 
     def refused(self, node: Node) -> None:

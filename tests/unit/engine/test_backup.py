@@ -80,6 +80,8 @@ def test_the_context_of_a_program_that_is_held_is_copied() -> None:
     table.expect(since_s=0.0)
     assert table.next() is None
     table.coordinator.claims.hold("w", 10.0)
+    assert table.next() is None, "it looks ten times a second"
+    table.coordinator.tick(0.25)
     assert table.next() is table.node
 
 
