@@ -35,7 +35,8 @@ except ImportError:
 def instrument(agent: Agent[Any], *, client: Any = None, model: str = "default") -> Agent[Any]:
     """Let an agent, and all it can hand over to, say who asks; returns the agent.
 
-    Agents used as tools (``as_tool``) are instrumented by themselves, before. Instrumenting twice is the same as once.
+    Agents used as tools (``as_tool``) are instrumented by themselves, before, and so are clones, after. Instrumenting
+    twice is the same as once.
 
     Args:
         agent: it is changed.
@@ -58,9 +59,14 @@ def instrument(agent: Agent[Any], *, client: Any = None, model: str = "default")
 
 
 class _Stepped(Model):
-    """A model that says whose step it answers."""
+    """A model that says whose step it answers.
 
-    def __init__(self, model: Model, agent: Agent[Any]) -> None:
+    Attributes:
+        model: it asks.
+        whose: the agent's name, and how many messages at the beginning of its prompts are fixed.
+    """
+
+    def __init__(self, model: Model, whose: tuple[str, int | None]) -> None:
         async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # whatever kind of function the model's is
             items = model.stream_response(*args, **kwargs)
             try:
@@ -70,9 +76,9 @@ class _Stepped(Model):
                 if isinstance(items, AsyncGenerator):
                     await items.aclose()
 
-        self._model = model
-        told = agent.instructions if isinstance(agent.instructions, str) else ""  # a function's differ from run to run
-        stepped = kv.agent(agent.name, fixed_prompt_messages=1 if told else None)
+        self.model, self.whose = model, whose
+        name, fixed_prompt_messages = whose
+        stepped = kv.agent(name, fixed_prompt_messages=fixed_prompt_messages)
         self._respond: Callable[..., Any] = stepped(model.get_response)
         self._stream: Callable[..., AsyncIterator[Any]] = stepped(stream)
 
@@ -83,28 +89,31 @@ class _Stepped(Model):
         return self._stream(*args, **kwargs)
 
     async def close(self) -> None:
-        await self._model.close()
+        await self.model.close()
 
     def get_retry_advice(self, request: Any) -> Any:
-        return self._model.get_retry_advice(request)
+        return self.model.get_retry_advice(request)
 
 
 def _stepped(agent: Agent[Any], client: Any, name: str) -> Model:
     model = agent.model
+    fixed = isinstance(agent.instructions, str) and agent.instructions  # a function's differ from run to run
+    whose = agent.name, 1 if fixed else None
     if isinstance(model, _Stepped):
-        return model
+        return model if model.whose == whose else _Stepped(model.model, whose)
     if not isinstance(model, Model):
         if client is None:
             raise TypeError(f"agent {agent.name!r} has no model of its own: give instrument() a client to ask with")
         model = OpenAIChatCompletionsModel(model=model or name, openai_client=kv.instrument(client))
-    return _Stepped(model, agent)
+    return _Stepped(model, whose)
 
 
 def _told(tool: Any, agent: str) -> Any:
     """A function tool that says when it runs; copied, since agents may share it."""
-    if not isinstance(tool, FunctionTool) or getattr(tool, "_kvflow", False):
+    if not isinstance(tool, FunctionTool):
         return tool
+    tool = getattr(tool, "_kvflow", tool)
     told = copy.copy(tool)
     told.on_invoke_tool = wrap(tool.on_invoke_tool, lambda *args, **kwargs: ToolCall(tool.name, agent=agent))
-    told._kvflow = True  # type: ignore[attr-defined]
+    told._kvflow = tool  # type: ignore[attr-defined]
     return told

@@ -271,6 +271,24 @@ def test_agents_ask_as_steps_and_wait_for_their_tools(told: list[dict[str, Any]]
     assert opening_hours is not clerk.tools[0], "agents that share a tool wait for it each on its own"
 
 
+def test_a_clone_that_is_instrumented_asks_and_waits_in_its_own_name(told: list[dict[str, Any]]) -> None:
+    asked: list[Any] = []
+
+    @function_tool
+    def opening_hours(shop: str) -> str:
+        """When a shop is open."""
+        return f"{shop}: 9 to 17"
+
+    model = scripted(asked, [call("opening_hours", '{"shop": "bakery"}', 1)], [message("9 to 17")], [message("none")])
+    clerk = instrument(Agent(name="clerk", tools=[opening_hours], model=model))
+    other = instrument(clerk.clone(name="other"))
+    with kvflow.workflow("support"):
+        asyncio.run(Runner.run(other, "Is the bakery open?"))
+        asyncio.run(Runner.run(clerk, "Is it?"))
+    assert [step.agent for step in asked] == ["other", "other", "clerk"]
+    assert [(fields["agent"], fields["event"]) for fields in told] == [("other", "start"), ("other", "end")]
+
+
 def test_an_agent_without_a_model_needs_a_client() -> None:
     with pytest.raises(TypeError, match="agent 'alone' has no model of its own: give instrument"):
         instrument(Agent(name="alone"))
