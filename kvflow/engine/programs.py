@@ -126,7 +126,7 @@ class Programs:
         if claim.workflow_id not in program.workflows:
             program.workflows[claim.workflow_id] = None
             self._spare_tokens = 0  # what it will need is for the next decision to say
-        self._spare_tokens -= tokens
+        self._spare_tokens -= tokens + round(self._typical.generated_tokens)
         program.view.tenant = claim.tenant
         prompt = self._bring(claim, fixed_digest)
         request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s)
@@ -138,6 +138,8 @@ class Programs:
         """Less fits than was thought. Of what happens in one moment, what says most about that counts."""
         last_s, last_step = self._taught
         told = last_step if last_s == now_s else 0.0
+        if step > told:
+            self._spare_tokens = 0
         self._margin = min(_MOST_MARGIN, self._margin + max(0.0, step - told))
         self._taught = (now_s, max(step, told))
 
@@ -162,7 +164,6 @@ class Programs:
         request = self._requests.get(key)
         if request is not None:
             self._run(request, running=False)
-            self._spare_tokens = 0
             self._too_little_room(_MARGIN_STEP, self._claims.clock.now_s)
 
     def left(self, key: Hashable, generated_tokens: int) -> None:

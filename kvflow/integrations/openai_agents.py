@@ -112,8 +112,10 @@ def _told(tool: Any, agent: str) -> Any:
     """A function tool that says when it runs; copied, since agents may share it."""
     if not isinstance(tool, FunctionTool):
         return tool
-    tool = getattr(tool, "_kvflow", tool)
     told = copy.copy(tool)
-    told.on_invoke_tool = wrap(tool.on_invoke_tool, lambda *args, **kwargs: ToolCall(tool.name, agent=agent))
-    told._kvflow = tool  # type: ignore[attr-defined]
+    wrapped, invoke = getattr(told, "_kvflow", (None, None))
+    if invoke is None or told.on_invoke_tool is not wrapped:  # the SDK's copies drop what wraps their own functions
+        invoke = told.on_invoke_tool
+    told.on_invoke_tool = wrap(invoke, lambda *args, **kwargs: ToolCall(told.name, agent=agent))
+    told._kvflow = told.on_invoke_tool, invoke  # type: ignore[attr-defined]
     return told

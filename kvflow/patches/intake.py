@@ -85,7 +85,7 @@ def _is_part(answer: Any, obj: Any) -> bool:
 
 
 def _is_last(answer: Any, obj: Any) -> bool:
-    """Whether nothing follows: a batch's answers in one list, or the end of a single request's."""
+    """Whether nothing follows an answer that is no part: a batch's in one list, or the end of a single request's."""
     return isinstance(answer, list) or (isinstance(answer, dict) and obj.is_single)
 
 

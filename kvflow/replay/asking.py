@@ -55,7 +55,7 @@ def read(response: httpx.Response, *names: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not found.keys() >= set(names):
         raise ServerUnavailableError(
             f"{response.url} answers something else than SGLang does ({response.text[:100]!r}): "
-            "give the address of the server itself"
+            "is that the address (--url) of the server itself?"
         )
     return found
 

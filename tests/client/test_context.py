@@ -1,4 +1,4 @@
-"""Who is current where: nesting, tasks, threads, methods."""
+"""Who is current where: nesting, tasks, threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ import kvflow
 def agent_now() -> str | None:
     now = kvflow.current()
     return now.agent if now else None
-
-
-@kvflow.agent
-def module_level(x: int) -> int:
-    return x + 1
 
 
 def test_outside_a_workflow_nothing_is_current() -> None:

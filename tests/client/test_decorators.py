@@ -15,7 +15,12 @@ import pytest
 
 import kvflow
 from kvflow.hints import decode_envelope
-from tests.client.test_context import agent_now, module_level
+from tests.client.test_context import agent_now
+
+
+@kvflow.agent
+def module_level(x: int) -> int:
+    return x + 1
 
 
 class Crew:

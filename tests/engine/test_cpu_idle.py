@@ -24,9 +24,9 @@ def sockets() -> Iterator[tuple[Any, Any]]:
         yield incoming, outgoing
 
 
-def pause_s(sleeper: Any, *, copies: int, waiting: int = 0) -> float:
-    """Seconds that fifty passes pause, with so many copies under way and requests in the queue."""
-    tree_cache = SimpleNamespace(ongoing_write_through=dict.fromkeys(range(copies)))
+def pause_s(sleeper: Any, *, copies: int = 0, loads: int = 0, waiting: int = 0) -> float:
+    """Seconds that fifty passes pause, with so many copies and loads under way and requests in the queue."""
+    tree_cache = SimpleNamespace(ongoing_write_through=[None] * copies, ongoing_load_back=[None] * loads)
     scheduler = SimpleNamespace(waiting_queue=[None] * waiting, tree_cache=tree_cache, idle_sleeper=sleeper)
     began_s = time.perf_counter()
     for _ in range(50):
@@ -37,8 +37,9 @@ def pause_s(sleeper: Any, *, copies: int, waiting: int = 0) -> float:
 def test_it_pauses_while_copies_are_all_there_is(sockets: tuple[Any, Any]) -> None:
     sleeper = IdleSleeper([sockets[0]])
     assert pause_s(sleeper, copies=1) > 0.04
-    assert pause_s(sleeper, copies=0) < 0.02
-    assert pause_s(sleeper, copies=1, waiting=1) < 0.02, "a load that a request waits for may arrive"
+    assert pause_s(sleeper, loads=1) > 0.04
+    assert pause_s(sleeper) < 0.02
+    assert pause_s(sleeper, loads=1, waiting=1) < 0.02, "a load that a request waits for may arrive"
     assert pause_s(None, copies=1) < 0.02, "nothing tells it of new requests"
 
 

@@ -36,8 +36,8 @@ class Table:
         assert self.allowed(workflow) == [workflow]
         self.programs.started(workflow)
 
-    def answer(self, key: str, *, due_s: float | None = None) -> None:
-        self.programs.left(key, 10)
+    def answer(self, key: str, *, due_s: float | None = None, generated_tokens: int = 10) -> None:
+        self.programs.left(key, generated_tokens)
         claims = (ClaimPrediction(agent="a", steps=0, due_s=due_s),) if due_s is not None else ()
         self.coordinator.apply(WorkflowUpdate(workflow_id=key, workflow_type="t", claims=claims))
 
@@ -115,6 +115,24 @@ def test_when_what_comes_may_use_up_the_room_to_spare_it_is_decided_who_runs() -
     table.answer("b", due_s=1.0)
     keys = [table.ask("b", 70_000)]
     assert table.allowed(*keys) == [], "with the growth of one of them they no longer fit"
+
+
+def test_answers_to_come_use_up_the_room_to_spare() -> None:
+    table = Table()
+    admission = Counted(ServingCosts())
+    table.programs = Programs(table.coordinator.claims, admission)
+    names = [f"w{number}" for number in range(12)]
+    for name in names:
+        table.start(name, 1000)
+        table.answer(name, due_s=1.0, generated_tokens=9000)
+    table.coordinator.tick(2.0)
+    before = admission.decisions
+    for name in names[:9]:
+        table.start(name, 1000)
+    assert admission.decisions == before + 1
+    for name in names[9:]:
+        table.start(name, 1000)
+    assert admission.decisions > before + 1, "twelve prompts with their answers take more than there is"
 
 
 def test_the_next_program_begins_when_one_has_ended() -> None:
