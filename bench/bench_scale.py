@@ -125,7 +125,8 @@ def measure(core: str, nodes: int, workflows: int, steps: int) -> Point:
     """Fill a tree with so many nodes, and time steps that make it evict."""
     tokens = nodes // (TAILS + 1) * (HEAD_TOKENS + TAILS * TAIL_TOKENS)
     capacity = max(tokens, 4 * HEAD_TOKENS) // PAGE_TOKENS * PAGE_TOKENS
-    gc.disable()  # a tree that grows makes no garbage
+    gc.collect()  # the tree before
+    gc.disable()  # one that grows makes no garbage
     load = Load(conftest.Tree(core, capacity_tokens=capacity), core, nodes, workflows)
     gc.enable()
     load.settle()
