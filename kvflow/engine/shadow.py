@@ -117,13 +117,8 @@ class ShadowLRU:
     def _path(self, sampled: Sequence[int]) -> list[_Group]:
         """What it has of a prompt. A group of which only a part is used is divided."""
         path = []
-        index, count, find = 0, len(sampled), self._group_of.get
-        while index < count and (group := find(sampled[index])) is not None:
-            end = index + len(group.digests)
-            if end <= count and sampled[end - 1] == group.digests[-1]:  # as in common(), for the many that are whole
-                path.append(group)
-                index = end
-                continue
+        index = 0
+        while index < len(sampled) and (group := self._group_of.get(sampled[index])) is not None:
             common = group.common(sampled, index)
             if not common:
                 break
