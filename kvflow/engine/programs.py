@@ -9,6 +9,7 @@ from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.holdings import Holdings, Program, Request
 from kvflow.engine.journal import Journal
+from kvflow.engine.margin import Margin
 from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
@@ -26,10 +27,6 @@ _PAUSE_S = 4e-5
 """Pause between two decisions per program beyond these, ten times what each costs, unless nothing runs."""
 _LOOK_S = 5.0
 """How often to look at programs that have no request and no place."""
-_FIRST_MARGIN, _MOST_MARGIN = 0.05, 0.4
-_MARGIN_STEP, _MARGIN_DECAY = 0.02, 0.999
-_LOSS_STEP = 0.005
-"""Of the margin, for a whole context that neither tier has any more although its program had a place."""
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1
 
@@ -62,7 +59,7 @@ class Programs:
         self._journal = journal
         self._programs: dict[str, Program] = {}
         self._requests: dict[Hashable, Request] = {}
-        self._margin = _FIRST_MARGIN
+        self._margin = Margin()
         self._typical = TypicalWork()
         self._holdings = Holdings(claims, self._typical, cached)
         self._hold_s = _FIRST_HOLD_S
@@ -72,7 +69,6 @@ class Programs:
         self._running = 0
         self._changed = True
         self._settled_s = 0.0
-        self._taught = (-1.0, 0.0)
         self._within_device = True
 
     @property
@@ -121,8 +117,8 @@ class Programs:
         if program.view.admitted and program.answered_s is not None:
             if not program.requests:
                 self._typical.paused(now_s - program.answered_s)
-            if self._within_device:
-                self._too_little_room(_LOSS_STEP * self._holdings.lost_share(claim), now_s)
+            if self._within_device and self._margin.lost(self._holdings.lost_share(claim), now_s):
+                self._spare_tokens = 0
         if claim.workflow_id not in program.workflows:
             program.workflows[claim.workflow_id] = None
             self._spare_tokens = 0  # what it will need is for the next decision to say
@@ -133,15 +129,6 @@ class Programs:
         request.common_tokens = self._holdings.common_tokens(request)
         program.view.waiting = True
         self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
-
-    def _too_little_room(self, step: float, now_s: float) -> None:
-        """Less fits than was thought. Of what happens in one moment, what says most about that counts."""
-        last_s, last_step = self._taught
-        told = last_step if last_s == now_s else 0.0
-        if step > told:
-            self._spare_tokens = 0
-        self._margin = min(_MOST_MARGIN, self._margin + max(0.0, step - told))
-        self._taught = (now_s, max(step, told))
 
     def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
         """The fixed prompt that a request brings; None if that cannot be told yet."""
@@ -164,7 +151,8 @@ class Programs:
         request = self._requests.get(key)
         if request is not None:
             self._run(request, running=False)
-            self._too_little_room(_MARGIN_STEP, self._claims.clock.now_s)
+            if self._margin.retracted(self._claims.clock.now_s):
+                self._spare_tokens = 0
 
     def left(self, key: Hashable, generated_tokens: int) -> None:
         """A request has been answered or given up; the latter say nothing about how much is generated."""
@@ -179,7 +167,7 @@ class Programs:
             self._spare_tokens -= generated_tokens
             if generated_tokens:
                 self._typical.answered(generated_tokens)
-            self._margin = max(_FIRST_MARGIN, self._margin * _MARGIN_DECAY)
+            self._margin.answered()
 
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
         """Say which of the requests that wait may run, in the order of their turns, or as they are if all programs fit.
@@ -224,7 +212,7 @@ class Programs:
                     self._typical.ended(program.took_s)
                 del self._programs[name]
         planned = AdmissionMemory(
-            device_tokens=int(memory.device_tokens * (1 - self._margin)), host_tokens=memory.host_tokens
+            device_tokens=int(memory.device_tokens * (1 - self._margin.share)), host_tokens=memory.host_tokens
         )
         views = [program.view for program in self._programs.values()]
         places = self._admission.admit(views, planned, self._typical.step, self._typical.program_s)
