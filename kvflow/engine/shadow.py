@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class ShadowLRU:
@@ -36,14 +36,11 @@ class ShadowLRU:
         return group is not None and group.holders > 0
 
     def prefix(self, sampled: Sequence[int]) -> int:
-        """How many of a prompt's first digests it has. Cost: O(groups), and O(digests) of the last one."""
-        index = 0
-        while index < len(sampled) and (group := self._group_of.get(sampled[index])) is not None:
-            common = group.common(sampled, index)
-            if not common:
-                break
-            index += common
-        return index
+        """How many of a prompt's first digests it has. Cost: O(those it has not)."""
+        count = len(sampled)
+        while count and sampled[count - 1] not in self._group_of:
+            count -= 1
+        return count
 
     def hold(self, sampled: Sequence[int], capacity: int, group: int, rest: float = 0.0) -> None:
         """A request that starts takes its prompt, and pushes out what no longer fits.
@@ -55,8 +52,9 @@ class ShadowLRU:
             rest: room that its rest takes, in digests.
         """
         self._rest_held += rest
-        path = self._path(sampled)
-        for part in path:
+        count = self.prefix(sampled)
+        tip = self._tip(sampled, count)
+        for part in _upwards(tip):
             if not part.holders:
                 del self._kept[part]
                 self._digests_kept -= len(part.digests)
@@ -64,8 +62,8 @@ class ShadowLRU:
                 self._rest_kept -= part.rest
                 part.rest = 0.0
             part.holders += 1
-        for start in range(sum(len(part.digests) for part in path), len(sampled), group):
-            self._add(sampled[start : start + group], holders=1)
+        for start in range(count, len(sampled), group):
+            tip = self._add(sampled[start : start + group], tip, holders=1)
         self._shrink(capacity)
 
     def look_up(self, sampled: Sequence[int]) -> None:
@@ -74,7 +72,7 @@ class ShadowLRU:
         Args:
             sampled: digests of its prompt.
         """
-        for part in reversed(self._path(sampled)):
+        for part in _upwards(self._tip(sampled, self.prefix(sampled))):
             if not part.holders:
                 self._kept.move_to_end(part)
 
@@ -91,52 +89,48 @@ class ShadowLRU:
             rest: room for what is behind the last digest of both now; 0 unless that digest is in the sample.
         """
         self._rest_held -= held_rest
-        held, after = self._path(sampled), self._path(added)
-        new = added[sum(len(part.digests) for part in after) :]
-        if new:
-            after.append(self._add(new, holders=0))
-        for part in reversed(held):
+        held = self._tip(sampled, len(sampled))
+        for part in _upwards(held):
             part.holders -= 1
             if not part.holders:
                 self._digests_held -= len(part.digests)
                 self._digests_kept += len(part.digests)
-        path = held + after
-        for part in reversed(path):
+        count = self.prefix(added)
+        tip = self._tip(added, count) or held
+        if count < len(added):
+            tip = self._add(added[count:], tip, holders=0)
+        for part in _upwards(tip):
             if not part.holders:
                 self._kept[part] = None
                 self._kept.move_to_end(part)
-        if rest and path and not path[-1].holders:
-            self._rest_kept += rest - path[-1].rest
-            path[-1].rest = rest
+        if rest and tip is not None and not tip.holders:
+            self._rest_kept += rest - tip.rest
+            tip.rest = rest
         self._shrink(capacity)
 
     def clear(self) -> None:
         """Forget everything that no running request holds."""
         self._shrink(0)
 
-    def _path(self, sampled: Sequence[int]) -> list[_Group]:
-        """What it has of a prompt. A group of which only a part is used is divided."""
-        path = []
-        index = 0
-        while index < len(sampled) and (group := self._group_of.get(sampled[index])) is not None:
-            common = group.common(sampled, index)
-            if not common:
-                break
-            path.append(group if common == len(group.digests) else self._divide(group, common))
-            index += common
-        return path
+    def _tip(self, sampled: Sequence[int], count: int) -> _Group | None:
+        """The group that ends with the last of a prompt's first ``count`` digests, which it has; None for none."""
+        if not count:
+            return None
+        digest = sampled[count - 1]
+        group = self._group_of[digest]
+        return group if group.digests[-1] == digest else self._divide(group, group.digests.index(digest) + 1)
 
     def _divide(self, group: _Group, count: int) -> _Group:
         """Take the first digests out of a group, which keeps its place with the others."""
-        head = _Group(group.digests[:count], group.holders)
-        group.digests = group.digests[count:]
+        head = _Group(group.digests[:count], group.parent, group.holders)
+        group.digests, group.parent = group.digests[count:], head
         self._group_of.update(dict.fromkeys(head.digests, head))
         if not head.holders:
             self._kept[head] = None
         return head
 
-    def _add(self, digests: Sequence[int], holders: int) -> _Group:
-        group = _Group(list(digests), holders)
+    def _add(self, digests: Sequence[int], parent: _Group | None, holders: int) -> _Group:
+        group = _Group(list(digests), parent, holders)
         self._group_of.update(dict.fromkeys(group.digests, group))
         if holders:
             self._digests_held += len(digests)
@@ -159,22 +153,22 @@ class _Group:
 
     Attributes:
         digests: in order.
+        parent: those before them; None at the start of a prompt.
         holders: how many running requests use them.
         rest: room that what is behind them takes, if a context ends here.
     """
 
-    __slots__ = ("digests", "holders", "rest")
+    __slots__ = ("digests", "holders", "parent", "rest")
 
-    def __init__(self, digests: list[int], holders: int) -> None:
+    def __init__(self, digests: list[int], parent: _Group | None, holders: int) -> None:
         self.digests = digests
+        self.parent = parent
         self.holders = holders
         self.rest = 0.0
 
-    def common(self, sampled: Sequence[int], index: int) -> int:
-        """How many of its first digests a prompt has from an index on."""
-        digests = self.digests
-        end = index + len(digests)
-        if end <= len(sampled) and sampled[end - 1] == digests[-1]:
-            return len(digests)  # a digest stands for all before it
-        pairs = zip(digests, sampled[index:end], strict=False)
-        return next((count for count, (own, other) in enumerate(pairs) if own != other), min(end, len(sampled)) - index)
+
+def _upwards(group: _Group | None) -> Iterator[_Group]:
+    """A group and those before it, the last one first: so what leaves first are ends of prompts."""
+    while group is not None:
+        yield group
+        group = group.parent
