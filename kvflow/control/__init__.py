@@ -6,6 +6,7 @@ to send and never sends; `patches` owns the sockets, the routes and the timer ta
 
 from kvflow.control.graphs import GraphBook
 from kvflow.control.plane import ControlPlane, Intake
+from kvflow.control.quotes import Quotes
 from kvflow.control.workflow import Workflow
 
-__all__ = ["ControlPlane", "GraphBook", "Intake", "Workflow"]
+__all__ = ["ControlPlane", "GraphBook", "Intake", "Quotes", "Workflow"]

@@ -12,6 +12,7 @@ from kvflow.config import Settings
 from kvflow.control.coming import Coming
 from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
+from kvflow.control.quotes import Quotes
 from kvflow.control.threads import Threads
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END
@@ -47,16 +48,17 @@ class ControlPlane:
     Args:
         settings: limits, time-outs and the kind of prediction.
         clock: monotonic seconds.
+        quotes: finds answers in prompts of those who declare nothing; None for not at all.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float], quotes: Quotes | None = None) -> None:
         self.graphs = GraphBook(learn=settings.graph.learn, max_types=settings.graph.max_types)
         self.forecaster = Forecaster()
         self.outcome_counts: Counter[tuple[str, str]] = Counter()
         self._settings = settings
         self._clock = clock
         self._workflows: OrderedDict[str, Workflow] = OrderedDict()
-        self.threads = Threads(settings.intake.max_workflows)
+        self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
         self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
 
     def __len__(self) -> int:
@@ -89,9 +91,9 @@ class ControlPlane:
                 self._predict(workflow, intake)
         return intake
 
-    def answered(self, workflow_id: str, agent: str) -> list[WorkflowUpdate]:
-        """A request of an agent has been answered, or given up."""
-        self.threads.answered(workflow_id)
+    def answered(self, workflow_id: str, agent: str, said: Sequence[int] = ()) -> list[WorkflowUpdate]:
+        """A request of an agent has been answered, or given up; ``said`` is the answer of one who declares nothing."""
+        self.threads.answered(workflow_id, agent, said)
         workflow = self._workflows.get(workflow_id)
         context = workflow.contexts.get(agent) if workflow is not None else None
         if workflow is None or context is None or not context.arrivals_s:
@@ -316,6 +318,7 @@ class ControlPlane:
             intake.updates.append(update)
 
     def _retire(self, workflow: Workflow, intake: Intake, *, ended: bool = True) -> None:
+        self.threads.ended(workflow.workflow_id)
         self.forecaster.workflow_ended(workflow, ended=ended)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:

@@ -1,22 +1,24 @@
 """Workflows of clients that say nothing: successive calls of one context, told by the prefix they share.
 
 An agent that goes on sends its last prompt again, with the answer and what came of it behind. So a prompt that begins
-with all of an earlier one continues it, and a prompt that begins like none is the first of a new workflow. What their
-prompts begin with (the system prompt) says of which kind they are.
+with all of an earlier one continues it. One that begins like none is the first of another context: of the workflow
+whose answers it quotes, or of a new one. What prompts begin with (the system prompt) says which agent they are of.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvflow.control.quotes import Quotes
 from kvflow.engine import digests
 from kvflow.engine.boundary import common_prefix
 from kvflow.hints import StepFact
 
 AGENT = "agent"
-"""Of every inferred workflow: each context is a workflow of its own."""
+"""The one that an inferred workflow begins with; others are named after their type, as workflows are."""
+_TYPE = "inferred/"
 _MAX_ENDS = 64
 """Ends of earlier prompts by which a thread is still known: clients cut the end of a context off, and go on."""
 _MAX_MARKS = 256
@@ -67,9 +69,13 @@ class _End:
 
 @dataclass(slots=True, eq=False)
 class _Thread:
-    """One growing context.
+    """One growing context, or an agent of a workflow that begins anew every time.
 
     Attributes:
+        kind: what its prompts begin with.
+        namespace: what keeps equal prompts apart.
+        gram: tokens or characters in a row by which its answers are found in others' prompts.
+        parent_id: the workflow that it works for, if that is another one.
         ends: of its prompts, the latest last.
         marks: further names by which it is known.
         asking: requests under way.
@@ -77,6 +83,11 @@ class _Thread:
 
     workflow_id: str
     workflow_type: str
+    agent: str
+    kind: str
+    namespace: str
+    gram: int
+    parent_id: str | None = None
     ends: list[_End] = field(default_factory=list)
     marks: set[Mark] = field(default_factory=set)
     asking: int = 0
@@ -85,16 +96,24 @@ class _Thread:
 class Threads:
     """Contexts of one server that nobody declares.
 
+    A context that quotes what a workflow has said is one of that workflow's agents: programs hand answers on. If it
+    has had that agent before, and contexts of the agent do not grow, it is its next step; if they do, it is a context
+    beside the other, and so a sub-workflow.
+
     Args:
         most: threads to remember; the one idle for longest is forgotten.
         unit: tokens, or characters, that are digested at once; shorter prompts are not recognised.
+        quotes: finds answers in prompts; None to take every context for a workflow of its own.
     """
 
-    def __init__(self, most: int, unit: int = 64) -> None:
+    def __init__(self, most: int, unit: int = 64, quotes: Quotes | None = None) -> None:
         self._most = most
         self._unit = unit
+        self._quotes = quotes
         self._count = 0
-        self._threads: OrderedDict[str, _Thread] = OrderedDict()
+        self._threads: OrderedDict[tuple[str, str], _Thread] = OrderedDict()
+        self._agents: Counter[str] = Counter()
+        self._grow_on: OrderedDict[str, None] = OrderedDict()
         self._by_end: defaultdict[tuple[int, tuple[int, ...]], list[tuple[_Thread, _End]]] = defaultdict(list)
         self._by_mark: dict[Mark, _Thread] = {}
 
@@ -102,9 +121,11 @@ class Threads:
         return len(self._threads)
 
     def __contains__(self, workflow_id: object) -> bool:
-        return workflow_id in self._threads
+        return workflow_id in self._agents
 
-    def asks(self, prompt: Sequence[int], namespace: str, kind: str = "", marks: Sequence[str] = ()) -> StepFact | None:
+    def asks(
+        self, prompt: Sequence[int], namespace: str, kind: str = "", marks: Sequence[str] = (), gram: int = 6
+    ) -> StepFact | None:
         """Take a request, and say which step of which workflow it is, as a client could have said.
 
         Args:
@@ -113,29 +134,51 @@ class Threads:
             kind: what names its agent, e.g. its system prompt; empty to go by what the prompt begins with.
             marks: names that hardly any other context has, e.g. ids of tool calls whose results it brings: they tell
                 where a prompt belongs that begins like none.
+            gram: so many tokens, or characters, in a row are enough to tell that a prompt quotes an answer.
 
         Returns:
             None for a prompt too short to be recognised.
 
-        Cost: a digest of the prompt, about 1 ms for 40 k tokens.
+        Cost: a digest of the prompt, about 1 ms for 40 k tokens; twice as much on top for the first of a context.
         """
         chain = digests(prompt, f"{namespace}\0{kind}", self._unit)
         if not chain:
             return None
         named = {(namespace, kind, mark) for mark in marks[-_MAX_MARKS:]}
         thread = self._continued(prompt, chain, named)
-        if thread is None:
-            thread = self._begin(f"inferred/{chain[0]:016x}")
-        self._threads.move_to_end(thread.workflow_id)
+        if thread is not None:
+            self._grows(thread.kind)
+        else:
+            thread = self._next(f"{chain[0]:016x}", prompt, namespace, gram)
+        self._threads.move_to_end((thread.workflow_id, thread.agent))
         self._grow(thread, _End(chain[-1], tuple(prompt[len(chain) * self._unit :]), len(prompt)), named)
         thread.asking += 1
-        return StepFact(workflow_id=thread.workflow_id, workflow_type=thread.workflow_type, agent=AGENT)
+        return StepFact(
+            workflow_id=thread.workflow_id,
+            workflow_type=thread.workflow_type,
+            agent=thread.agent,
+            parent_workflow_id=thread.parent_id,
+        )
 
-    def answered(self, workflow_id: str) -> None:
-        """One of its requests has been answered, or given up."""
-        thread = self._threads.get(workflow_id)
-        if thread is not None:
-            thread.asking -= 1
+    def answered(self, workflow_id: str, agent: str, said: Sequence[int] = ()) -> None:
+        """One of an agent's requests has been answered, or given up.
+
+        Args:
+            workflow_id: whose.
+            agent: which one's.
+            said: the answer, in tokens or characters as its prompt.
+        """
+        thread = self._threads.get((workflow_id, agent))
+        if thread is None:
+            return
+        thread.asking -= 1
+        if said and self._quotes is not None:
+            self._quotes.said(said, thread.gram, thread.namespace, thread.kind, thread.parent_id or workflow_id)
+
+    def ended(self, workflow_id: str) -> None:
+        """A workflow is over: what quotes it begins another one."""
+        if self._quotes is not None:
+            self._quotes.forget(workflow_id)
 
     def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark]) -> _Thread | None:
         """The thread whose prompt this one begins with, or whose marks alone it has, if it waits for no answer."""
@@ -148,13 +191,39 @@ class Threads:
         named = {self._by_mark[mark] for mark in marks if mark in self._by_mark}
         return next((thread for thread in named if len(named) == 1 and not thread.asking), None)
 
-    def _begin(self, workflow_type: str) -> _Thread:
+    def _next(self, kind: str, prompt: Sequence[int], namespace: str, gram: int) -> _Thread:
+        """The thread of a context that begins."""
+        workflow_id = self._quotes.quoted(prompt, gram, namespace, kind) if self._quotes is not None else None
+        if workflow_id is None or workflow_id not in self._agents:
+            return self._begin(kind, namespace, gram)
+        workflow_type = workflow_id.rsplit("/", 1)[0]
+        agent = AGENT if workflow_type == _TYPE + kind else kind
+        thread = self._threads.get((workflow_id, agent))
+        if thread is None:
+            return self._add(_Thread(workflow_id, workflow_type, agent, kind, namespace, gram))
+        if thread.asking or kind in self._grow_on:
+            return self._begin(kind, namespace, gram, parent_id=workflow_id)
+        return thread
+
+    def _begin(self, kind: str, namespace: str, gram: int, parent_id: str | None = None) -> _Thread:
         self._count += 1
-        thread = _Thread(f"{workflow_type}/{self._count}", workflow_type)
-        self._threads[thread.workflow_id] = thread
+        workflow_type = _TYPE + kind
+        workflow_id = f"{workflow_type}/{self._count}"
+        return self._add(_Thread(workflow_id, workflow_type, AGENT, kind, namespace, gram, parent_id))
+
+    def _add(self, thread: _Thread) -> _Thread:
+        self._threads[thread.workflow_id, thread.agent] = thread
+        self._agents[thread.workflow_id] += 1
         if len(self._threads) > self._most:
             self._forget(self._threads.popitem(last=False)[1])
         return thread
+
+    def _grows(self, kind: str) -> None:
+        """Note that contexts of an agent go on."""
+        self._grow_on[kind] = None
+        self._grow_on.move_to_end(kind)
+        if len(self._grow_on) > self._most:
+            self._grow_on.popitem(last=False)
 
     def _grow(self, thread: _Thread, end: _End, marks: set[Mark]) -> None:
         if end in thread.ends:
@@ -177,6 +246,10 @@ class Threads:
             self._drop(thread, end)
         for mark in thread.marks:
             self._unmark(thread, mark)
+        self._agents[thread.workflow_id] -= 1
+        if not self._agents[thread.workflow_id]:
+            del self._agents[thread.workflow_id]
+            self.ended(thread.workflow_id)
 
     def _drop(self, thread: _Thread, end: _End) -> None:
         alike = self._by_end[end.key]

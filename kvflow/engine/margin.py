@@ -4,8 +4,8 @@ from __future__ import annotations
 
 _FIRST, _MOST = 0.05, 0.4
 _RETRACTION = 0.02
-_LOSS = 0.005
-"""For a whole context that neither tier has any more although its program had a place."""
+_MISS = 0.005
+"""For a context that has to be computed again although its program had a place."""
 _DECAY = 0.999
 
 
@@ -24,14 +24,14 @@ class Margin:
         """A request has lost its memory to others; tells whether that was news."""
         return self._grow(_RETRACTION, now_s)
 
-    def lost(self, share: float, now_s: float) -> bool:
-        """A context is gone although its program had a place; tells whether that was news.
+    def missed(self, share: float, now_s: float) -> bool:
+        """A context is not on the device although its program had a place; tells whether that was news.
 
         Args:
-            share: of the context.
+            share: time that bringing it back takes, of that of computing it.
             now_s: seconds on the control plane's clock.
         """
-        return self._grow(_LOSS * share, now_s)
+        return self._grow(_MISS * min(1.0, share), now_s)
 
     def answered(self) -> None:
         """A request has been answered, or given up."""

@@ -15,7 +15,7 @@ import msgspec
 from sglang.utils import TypeBasedDispatcher
 
 from kvflow import config
-from kvflow.control import ControlPlane
+from kvflow.control import ControlPlane, Quotes
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedCommand, DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
@@ -27,6 +27,7 @@ from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots
 from kvflow.patches.mail import Mail
 from kvflow.patches.messages import KvflowAnswer, KvflowCommanded, KvflowQuery
+from kvflow.reuse.fingerprints import marks_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Front:
 
     def __init__(self, tokenizer_manager: Any) -> None:
         self.settings = config.load()
-        self.plane = ControlPlane(self.settings, self._clock)
+        self.plane = ControlPlane(self.settings, self._clock, Quotes(marks_of) if self.settings.intake.infer else None)
         self.mail = Mail(tokenizer_manager, self._clock)
         self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
@@ -94,6 +95,11 @@ class Front:
         self._replicas = tokenizer_manager.server_args.dp_size
         ours = [(KvflowAnswer, self.receive), (KvflowCommanded, self.commanded)]
         tokenizer_manager._result_dispatcher += TypeBasedDispatcher(ours)
+
+    @property
+    def streams_deltas(self) -> bool:
+        """Whether parts of an answer that is streamed bring only what is new."""
+        return self._tokenizer_manager.incremental_streaming_output
 
     @classmethod
     def of(cls, tokenizer_manager: Any) -> Front:
@@ -144,16 +150,21 @@ class Front:
             reuses=reuse is not None,
         )
 
-    def infer(self, prompt: Sequence[int], namespace: str, kind: str, marks: Sequence[str]) -> Admission:
+    def infer(self, prompt: Sequence[int], namespace: str, kind: str, marks: Sequence[str], gram: int) -> Admission:
         """Take a request that says nothing of itself, see :meth:`~kvflow.control.threads.Threads.asks`."""
-        step = self.plane.threads.asks(prompt, namespace, kind, marks)
+        step = self.plane.threads.asks(prompt, namespace, kind, marks, gram)
         if step is None:
             return Admission()
         self._take((DecodedFact(action_id="", action_type=STEP_TYPE, fact=step),), with_request=True)
         return Admission(envelope=claim.attach(new_envelope([]), self._claim(step)), step=step)
 
-    def answered(self, admission: Admission) -> None:
-        """A request has been answered, or given up; to be called once for each that was admitted."""
+    def answered(self, admission: Admission, said: Sequence[int] = ()) -> None:
+        """A request has been answered, or given up; to be called once for each that was admitted.
+
+        Args:
+            admission: whose.
+            said: the answer to one that says nothing of itself, in tokens or characters as its prompt.
+        """
         if admission.reuses:
             self._checker.soon()
         if admission.prompt is not None:
@@ -163,7 +174,7 @@ class Front:
         if step is None:
             return
         try:
-            updates = self.plane.answered(step.workflow_id, step.agent)
+            updates = self.plane.answered(step.workflow_id, step.agent, said)
             if step.final and step.step_id is None:  # a named step says itself when it ends
                 updates += self.plane.finish(step.workflow_id)
             if updates:

@@ -13,6 +13,8 @@ from kvflow.patches.guard import note
 from kvflow.patches.locating import plain
 
 _FIXED_ROLES = ("system", "developer")
+_GRAM_TOKENS, _GRAM_CHARACTERS = 6, 24
+"""What is quoted in tokens or characters is found by runs of so many."""
 
 
 @cache
@@ -33,10 +35,39 @@ def admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
         return
     namespace = "/".join(str(getattr(obj, name, None)) for name in ("extra_key", "cache_salt", "lora_path"))
     kind, marks = getattr(obj, "_kvflow_marks", ("", ()))
-    admission = front.infer(prompt, namespace, kind, marks)
+    gram = _GRAM_CHARACTERS if obj.input_ids is None else _GRAM_TOKENS
+    admission = front.infer(prompt, namespace, kind, marks, gram)
     if admission.envelope is not None:
         admissions.append(admission)
         obj.kv_hints = admission.envelope
+
+
+class Said:
+    """What a request without hints has been answered, in tokens or characters as its prompt.
+
+    Args:
+        obj: the request.
+        deltas: whether parts of an answer that is streamed bring only what is new.
+    """
+
+    def __init__(self, obj: Any, deltas: bool) -> None:
+        self._as_text = obj.input_ids is None
+        self._deltas = deltas
+        self._parts: list[Sequence[int]] = []
+
+    def add(self, answer: Any) -> None:
+        """Take the next part of an answer, or all of it; of several answers to one prompt, nothing."""
+        if not isinstance(answer, dict):
+            return
+        part = (answer.get("text") or "").encode() if self._as_text else answer.get("output_ids") or ()
+        if not self._deltas:
+            self._parts.clear()
+        self._parts.append(part)
+
+    @property
+    def all(self) -> list[int]:
+        """All of it so far."""
+        return [each for part in self._parts for each in part]
 
 
 def mark(adapted: Any, request: Any) -> None:

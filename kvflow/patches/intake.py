@@ -59,24 +59,29 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
     """
     admissions: list[Admission] = []
     told = 0
+    said = inferring.Said(obj, front.streams_deltas) if not obj.kv_hints else None
     try:
         _admit(front, obj, admissions)
         async for answer in generate():
             if _is_part(answer, obj):
+                if said is not None and front.streams_deltas:
+                    said.add(answer)
                 yield answer
                 continue
             if _is_last(answer, obj):
+                if said is not None:
+                    said.add(answer)
                 # Not before the client has it, which would make it wait, but before it can ask again.
-                asyncio.get_running_loop().call_soon(_answered, front, admissions, told)
+                asyncio.get_running_loop().call_soon(_answered, front, admissions, told, said)
                 told = len(admissions)
             yield _with_outcomes(front, answer, admissions)
     finally:
         _answered(front, admissions, told)
 
 
-def _answered(front: Front, admissions: list[Admission], told: int) -> None:
+def _answered(front: Front, admissions: list[Admission], told: int, said: inferring.Said | None = None) -> None:
     for admission in admissions[told:]:
-        front.answered(admission)
+        front.answered(admission, said.all if said is not None else ())
 
 
 def _is_part(answer: Any, obj: Any) -> bool:

@@ -7,6 +7,8 @@ ids instead of characters: of every window of :data:`WINDOW` hashed grams the sm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 GRAM_TOKENS = 16
@@ -21,30 +23,37 @@ _BASE = 0x9E3779B97F4A7C15 - 2**64  # as a signed 64-bit number; arithmetic wrap
 _MIX = 0xBF58476D1CE4E5B9 - 2**64
 
 
-def fingerprints(tokens: torch.Tensor) -> list[tuple[int, int]]:
+def fingerprints(tokens: torch.Tensor, gram: int = GRAM_TOKENS, window: int = WINDOW) -> list[tuple[int, int]]:
     """Return positions and hashes of the grams that stand for a run of tokens, in order.
 
     Args:
         tokens: [n] int64 on the CPU.
+        gram: tokens of one gram.
+        window: grams of which one is kept.
 
     Returns:
-        Pairs of where a gram starts and its 64-bit hash; empty for less than :data:`SHARED_TOKENS`.
+        Pairs of where a gram starts and its 64-bit hash; empty for less than ``gram + window - 1`` tokens.
     """
-    count = len(tokens) - GRAM_TOKENS + 1
-    if count < WINDOW:
+    count = len(tokens) - gram + 1
+    if count < window:
         return []
     mixed = _scatter(tokens + 1)
     hashes = torch.zeros(count, dtype=torch.int64)
-    for place in range(GRAM_TOKENS):
+    for place in range(gram):
         hashes = hashes * _BASE + mixed[place : place + count]
     hashes = _scatter(hashes)
-    starts = torch.arange(count - WINDOW + 1)
-    smallest = torch.unique(starts + hashes.unfold(0, WINDOW, 1).argmin(dim=1))
+    starts = torch.arange(count - window + 1)
+    smallest = torch.unique(starts + hashes.unfold(0, window, 1).argmin(dim=1))
     kept: list[tuple[int, int]] = []
     for at, mark in zip(smallest.tolist(), hashes[smallest].tolist(), strict=True):
-        if not kept or mark != kept[-1][1] or at - kept[-1][0] >= WINDOW:  # repetitive text: one of a window is enough
+        if not kept or mark != kept[-1][1] or at - kept[-1][0] >= window:  # repetitive text: one of a window is enough
             kept.append((at, mark))
     return kept
+
+
+def marks_of(text: Sequence[int], gram: int) -> list[int]:
+    """Fingerprints of a text without their places, one of every ``gram`` grams of ``gram`` tokens or characters."""
+    return [mark for _, mark in fingerprints(torch.tensor(text, dtype=torch.int64), gram, window=gram)]
 
 
 def common_run(

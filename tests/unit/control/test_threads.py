@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvflow.control.threads import Threads
+from kvflow.control.threads import AGENT, Threads
 from kvflow.hints import StepFact
 
 _random = random.Random(3)
@@ -32,7 +32,7 @@ class Client:
 
     def ask(self, prompt: list[int], **more: str) -> str:
         found = self.asks(prompt, **more)
-        self.threads.answered(found.workflow_id)
+        self.threads.answered(found.workflow_id, found.agent)
         return found.workflow_id
 
 
@@ -40,11 +40,11 @@ def test_a_growing_context_is_one_workflow() -> None:
     client = Client()
     prompt = SYSTEM + text(90)
     first = client.asks(prompt)
-    client.threads.answered(first.workflow_id)
+    client.threads.answered(first.workflow_id, first.agent)
     for _ in range(100):
         prompt += text(_random.randrange(1, 150))
         found = client.asks(prompt)
-        client.threads.answered(found.workflow_id)
+        client.threads.answered(found.workflow_id, found.agent)
         assert found == first
     assert len(client.threads) == 1
 
@@ -54,7 +54,7 @@ def test_interleaved_contexts_with_one_system_prompt_are_workflows_of_one_type()
     prompts = [SYSTEM + text(_random.randrange(20, 200)) for _ in range(8)]
     known = [client.asks(prompt) for prompt in prompts]
     for found in known:
-        client.threads.answered(found.workflow_id)
+        client.threads.answered(found.workflow_id, found.agent)
     assert len({found.workflow_id for found in known}) == 8
     assert len({found.workflow_type for found in known}) == 1
     for _ in range(10):
@@ -80,7 +80,7 @@ def test_however_short_tasks_are_and_however_many(words: int, programs: int) -> 
     known = [client.asks([*task, 7, 8, 9]).workflow_id for task in tasks]
     assert len(set(known)) == len(tasks)
     for workflow_id in known:
-        client.threads.answered(workflow_id)
+        client.threads.answered(workflow_id, AGENT)
     if words > 1:  # of one word all may be alike but for the template
         assert [client.ask([*task, 7, 5, *text(200)]) for task in tasks] == known
 
@@ -118,10 +118,10 @@ def test_a_context_whose_end_was_cut_off_goes_on() -> None:
 def test_the_result_of_a_tool_call_names_its_context_whatever_became_of_the_rest() -> None:
     client = Client()
     first = client.asks(SYSTEM + text(200), marks=("call 1",))
-    client.threads.answered(first.workflow_id)
+    client.threads.answered(first.workflow_id, first.agent)
     summary = client.asks(text(400), marks=("call 1", "call 2"))
     assert summary.workflow_id == first.workflow_id
-    client.threads.answered(first.workflow_id)
+    client.threads.answered(first.workflow_id, first.agent)
     assert client.asks(text(400), marks=("call 3",)).workflow_id != first.workflow_id
 
 
@@ -133,7 +133,7 @@ def test_ids_of_tool_calls_that_come_again_in_other_conversations_name_nobody() 
         for index in range(2):
             prompts[index] += text(100)
             found = client.asks(prompts[index], marks=tuple(f"functions.search:{call}" for call in range(turn)))
-            client.threads.answered(found.workflow_id)
+            client.threads.answered(found.workflow_id, found.agent)
             assert found.workflow_id == known[index]
     other = client.asks(text(400), kind="another system prompt", marks=("functions.search:0",))
     assert other.workflow_id not in known
@@ -157,7 +157,7 @@ def test_what_is_remembered_is_bounded() -> None:
     prompts = [text(200) for _ in range(50)]
     known = [client.asks(prompt, marks=(f"call {n}",)).workflow_id for n, prompt in enumerate(prompts)]
     for workflow_id in known:
-        client.threads.answered(workflow_id)
+        client.threads.answered(workflow_id, AGENT)
     assert len(client.threads) == 10
     assert len(client.threads._by_end) == len(client.threads._by_mark) == 10
     assert client.ask(prompts[-1] + text(80)) == known[-1]
