@@ -12,6 +12,9 @@ LIKELY = 0.3
 """Of the branches a workflow may take, those at least so likely are loaded: three at most."""
 _LOOKED_AT = 16
 """Contexts looked at for one decision, the nearest uses first."""
+_MANY = 64
+_PAUSE_S = 8e-5
+"""Pause between two searches per context beyond these, fifty times what each costs."""
 
 
 def target(claim: Claim) -> Node | None:
@@ -34,3 +37,8 @@ def nearest(coordinator: Coordinator) -> list[Claim]:
         and (end.evicted or not coordinator.cached(end))
     ]
     return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))
+
+
+def search_pause_s(coordinator: Coordinator) -> float:
+    """How long not to look again after nothing was found that is needed soon."""
+    return _PAUSE_S * max(0, coordinator.claims.contexts - _MANY)

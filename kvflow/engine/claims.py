@@ -27,6 +27,8 @@ class ClaimTable:
         self._expected: dict[str, dict[str, Claim]] = {}
         self._roles: dict[tuple[str, str], Role] = {}
         self._lives: dict[str, ProgramLife] = {}
+        self._updates = 0
+        self._updated: dict[str, int] = {}
 
     def __len__(self) -> int:
         """Number of live workflows."""
@@ -47,6 +49,20 @@ class ClaimTable:
     def of(self, workflow_id: str) -> Mapping[str, Claim] | None:
         """The claims of a live workflow, by agent; None when it is not live."""
         return self._workflows.get(workflow_id)
+
+    @property
+    def contexts(self) -> int:
+        """Number of claims of live workflows. Cost: O(workflows)."""
+        return sum(map(len, self._workflows.values()))
+
+    @property
+    def updates(self) -> int:
+        """Updates of live workflows that have been applied so far."""
+        return self._updates
+
+    def updated_since(self, workflow_id: str, updates: int) -> bool:
+        """Whether a workflow has had one after so many, or is not live."""
+        return self._updated.get(workflow_id, updates + 1) > updates
 
     def life_of(self, program_id: str | None) -> ProgramLife | None:
         """Find whether a program goes on, by the id of its root workflow; None if that is not live now."""
@@ -71,10 +87,15 @@ class ClaimTable:
         """Replace what is known of one workflow. Cost: O(agents of the workflow)."""
         workflows = self._expected if update.expected else self._workflows
         if update.retired:
-            if not update.expected and (life := self._lives.pop(update.workflow_id, None)) is not None:
-                life.over = True
+            if not update.expected:
+                self._updated.pop(update.workflow_id, None)
+                if (life := self._lives.pop(update.workflow_id, None)) is not None:
+                    life.over = True
             self._retire(workflows.pop(update.workflow_id, {}))
             return
+        if not update.expected:
+            self._updates += 1
+            self._updated[update.workflow_id] = self._updates
         claims = workflows.setdefault(update.workflow_id, {})
         predicted = {prediction.agent for prediction in update.claims}
         changed = False

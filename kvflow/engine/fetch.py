@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvflow.engine.accounting import Counters
-from kvflow.engine.ahead import nearest, target
+from kvflow.engine.ahead import nearest, search_pause_s, target
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
@@ -55,6 +55,7 @@ class Fetcher:
         self._counters = counters
         self._least_tokens = least_tokens
         self._decided = -1
+        self._search_s = 0.0
 
     def next(self) -> Fetch | None:
         """Choose what to fetch next, if there is something.
@@ -63,11 +64,12 @@ class Fetcher:
         """
         clock = self._coordinator.claims.clock
         self._pace.tick(clock.now_s)
-        if clock.version == self._decided or not self._pace.may_load:
+        if clock.version == self._decided or clock.now_s < self._search_s or not self._pace.may_load:
             return None
         fetch = next(filter(None, map(self._fetch_of, nearest(self._coordinator))), None)
         if fetch is None:
             self._decided = clock.version
+            self._search_s = clock.now_s + search_pause_s(self._coordinator)
         return fetch
 
     def flushed(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
@@ -50,7 +52,8 @@ class Program:
         began_s: when its first request came.
         booked_s: up to when its time has been entered.
         workflows: in the order in which they came.
-        looked_s: when the view was last brought up to date.
+        looked_s: when the view was last brought up to date; minus infinity if it is to be again in any case.
+        updates: of live workflows that had been applied by then.
         answered_s: when a request of it was last answered; None before that.
         held_since_s: how long it had been held before, when it began to be held again; None if it is not held.
     """
@@ -60,7 +63,8 @@ class Program:
     booked_s: float
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, Request] = field(default_factory=dict)
-    looked_s: float = 0.0
+    looked_s: float = -math.inf
+    updates: int = 0
     answered_s: float | None = None
     held_since_s: float | None = None
 
@@ -87,6 +91,20 @@ class Program:
         return (self.began_s if self.answered_s is None else self.answered_s) - self.began_s - self.view.held_s
 
 
+class Missing(NamedTuple):
+    """What the device lacks of a context.
+
+    Attributes:
+        context_tokens: length of the context.
+        lost_tokens: of these, what is in neither tier.
+        host_tokens: of these, what is on the host alone.
+    """
+
+    context_tokens: int = 0
+    lost_tokens: int = 0
+    host_tokens: int = 0
+
+
 class Holdings:
     """Looks at what programs hold.
 
@@ -101,12 +119,16 @@ class Holdings:
         self._typical = typical
         self._cached = cached
 
+    def outdated(self, program: Program) -> bool:
+        """Whether anything has been heard of a program since it was last looked at. Cost: O(its workflows)."""
+        return any(self._claims.updated_since(workflow_id, program.updates) for workflow_id in program.workflows)
+
     def look(self, program: Program) -> bool:
         """Bring the view of a program up to date; tells whether it is still under way.
 
         Cost: O(contexts and requests of the program).
         """
-        program.looked_s = self._claims.clock.now_s
+        program.looked_s, program.updates = self._claims.clock.now_s, self._claims.updates
         held: dict[tuple[str, str], float] = {}
         fixed: dict[Hashable, int] = {}
         due_s: dict[Hashable, float] = {}
@@ -142,19 +164,22 @@ class Holdings:
         view.waiting = any(not request.running for request in program.requests.values())
         return bool(program.workflows)
 
-    def lost_share(self, claim: PromptClaim) -> float:
-        """How much of what an agent has computed last is in neither tier any more. Cost: O(nodes that are gone)."""
+    def missing(self, claim: PromptClaim) -> Missing:
+        """What the device no longer has of what an agent has computed last. Cost: O(nodes that it lacks)."""
         known = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
-        if known is None or known.tip is None or not known.context_tokens:
-            return 0.0
+        if known is None or known.tip is None:
+            return Missing()
         node: Node | None = known.tip
-        lost_tokens = 0
+        lost_tokens = host_tokens = 0
         while node is not None and node.parent is not None:
-            if self._cached(node) and (node.backuped or not node.evicted):
+            if not self._cached(node) or (node.evicted and not node.backuped):
+                lost_tokens += len(node.key)
+            elif node.evicted:
+                host_tokens += len(node.key)
+            else:
                 break
-            lost_tokens += len(node.key)
             node = node.parent
-        return min(1.0, lost_tokens / known.context_tokens)
+        return Missing(context_tokens=known.context_tokens, lost_tokens=lost_tokens, host_tokens=host_tokens)
 
     def common_tokens(self, request: Request) -> int:
         """Length of what a request that has just come goes on from, as do others of its agent at the same time."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvflow.engine.accounting import Counters
-from kvflow.engine.ahead import nearest, target
+from kvflow.engine.ahead import nearest, search_pause_s, target
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.load_orders import LoadOrders
@@ -83,7 +83,7 @@ class Prefetcher:
         self._max_tokens = max_tokens
         self._least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
-        self._resume_s = self._resume_orders_s = 0.0
+        self._resume_s = self._resume_orders_s = self._search_s = 0.0
         self._orders = LoadOrders(self._missing)
         self._begun = 0
 
@@ -111,9 +111,7 @@ class Prefetcher:
         if self.settled or not self.pace.link_free:
             return None
         state = (clock.version, self._begun)
-        load = None
-        if not self._load_is_coming(clock.now_s):
-            load = self._ordered(clock.now_s, room, view) or self._predicted(clock.now_s, room, view)
+        load = self._ordered(clock.now_s, room, view) or self._predicted(clock.now_s, room, view)
         if load is None:
             self._decided = state
         return load
@@ -233,6 +231,8 @@ class Prefetcher:
             load = self._first_part(missing)
             if load is None:
                 continue
+            if self._load_is_coming(now_s):
+                return None
             load.ordered = True
             if part := self._with_room(load, room, view):
                 return part
@@ -241,10 +241,13 @@ class Prefetcher:
 
     def _predicted(self, now_s: float, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """What is predicted to be needed next, if there is room: what is needed later is worth less."""
-        if now_s < self._resume_s or not self.pace.may_load:
+        if now_s < max(self._resume_s, self._search_s) or not self.pace.may_load:
             return None
         load = next(filter(None, map(self._load_of, nearest(self._coordinator))), None)
         if load is None:
+            self._search_s = now_s + search_pause_s(self._coordinator)
+            return None
+        if self._load_is_coming(now_s):
             return None
         part = self._with_room(load, room, view)
         if part is None:

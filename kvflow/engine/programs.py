@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
@@ -20,11 +21,15 @@ from kvflow.policy import AdmissionMemory, ProgramAdmission, ProgramView
 Key = TypeVar("Key", bound=Hashable)
 
 _RECONSIDER_S = 0.25
+"""How often to decide anew, and to look at programs, while nothing is heard of them: what they will use fades."""
 _EASE_S = 1.0
 """How often to decide while all fits with room to spare for what has come since."""
 _MANY = 64
-_PAUSE_S = 4e-5
-"""Pause between two decisions per program beyond these, ten times what each costs, unless nothing runs."""
+_PAUSE_S = 2.5e-4
+"""Pause between two decisions per context beyond these, fifty times what each costs, unless nothing runs."""
+_NEWS_PAUSE_S = 5e-5
+"""The same if a program waits that has had no decision yet."""
+_LONGEST_PAUSE_S = 1.0
 _LOOK_S = 5.0
 """How often to look at programs that have no request and no place."""
 _FIRST_HOLD_S = 10.0
@@ -68,6 +73,7 @@ class Programs:
         self._spare_tokens = 0
         self._running = 0
         self._changed = True
+        self._undecided = False
         self._settled_s = 0.0
         self._within_device = True
 
@@ -117,18 +123,28 @@ class Programs:
         if program.view.admitted and program.answered_s is not None:
             if not program.requests:
                 self._typical.paused(now_s - program.answered_s)
-            if self._within_device and self._margin.lost(self._holdings.lost_share(claim), now_s):
+            if self._within_device and self._margin.missed(self._missed_share(claim), now_s):
                 self._spare_tokens = 0
         if claim.workflow_id not in program.workflows:
             program.workflows[claim.workflow_id] = None
             self._spare_tokens = 0  # what it will need is for the next decision to say
         self._spare_tokens -= tokens + round(self._typical.generated_tokens)
         program.view.tenant = claim.tenant
+        program.looked_s = -math.inf
+        self._undecided |= not (program.view.admitted or program.view.waiting)
         prompt = self._bring(claim, fixed_digest)
         request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s)
         request.common_tokens = self._holdings.common_tokens(request)
         program.view.waiting = True
         self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
+
+    def _missed_share(self, claim: PromptClaim) -> float:
+        """What bringing an agent's context back takes, as a share of computing all of it."""
+        tokens, lost_tokens, host_tokens = self._holdings.missing(claim)
+        if not lost_tokens + host_tokens:
+            return 0.0
+        found_tokens = max(0, tokens - lost_tokens)
+        return self._admission.need_s(tokens, found_tokens, host_tokens) / self._admission.need_s(tokens, 0, 0)
 
     def _bring(self, claim: PromptClaim, fixed_digest: int | None) -> FixedPrompt | None:
         """The fixed prompt that a request brings; None if that cannot be told yet."""
@@ -172,9 +188,9 @@ class Programs:
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
         """Say which of the requests that wait may run, in the order of their turns, or as they are if all programs fit.
 
-        Cost: O(programs with a request or a place), when something has changed and somebody waits. With many programs
-        decisions pause in between, to take a tenth of the time at most; with room to spare for all, until that may be
-        used up.
+        Cost: O(programs with a request or a place, and contexts of those of which something was heard), when something
+        has changed and somebody waits. With many contexts decisions pause in between, to take a fiftieth of the time,
+        or a tenth for programs that have just come; with room to spare for all, until that may be used up.
         """
         if not waiting:
             if self._put_off:
@@ -199,15 +215,17 @@ class Programs:
     def _settle(self, memory: AdmissionMemory) -> None:
         now_s = self._claims.clock.now_s
         passed_s = now_s - self._settled_s
-        pause_s = _PAUSE_S * max(0, len(self._programs) - _MANY) if self._running else 0.0
+        pause_s = 0.0
+        if self._running:
+            per_context_s = _NEWS_PAUSE_S if self._undecided else _PAUSE_S
+            pause_s = min(_LONGEST_PAUSE_S, per_context_s * max(0, self._claims.contexts - _MANY))
         if passed_s < (pause_s if self._changed else _RECONSIDER_S):
             return
         for program in self._programs.values():
             program.book(now_s)
-        self._changed, self._settled_s = False, now_s
+        self._changed, self._undecided, self._settled_s = False, False, now_s
         for name, program in [*self._programs.items()]:
-            at_stake = program.requests or program.view.admitted
-            if (at_stake or now_s - program.looked_s >= _LOOK_S) and not self._holdings.look(program):
+            if self._to_be_looked_at(program, now_s) and not self._holdings.look(program):
                 if program.answered_s is not None:
                     self._typical.ended(program.took_s)
                 del self._programs[name]
@@ -219,6 +237,12 @@ class Programs:
         self._all_fit, self._spare_tokens = places.all_fit, places.spare_tokens
         self._within_device = places.room_tokens <= planned.device_tokens
         self._follow_holds(places.room_tokens)
+
+    def _to_be_looked_at(self, program: Program, now_s: float) -> bool:
+        looked_s = now_s - program.looked_s
+        if not (program.requests or program.view.admitted):
+            return looked_s >= _LOOK_S
+        return looked_s >= _RECONSIDER_S or self._holdings.outdated(program)
 
     def _follow_holds(self, room_tokens: int) -> None:
         """Note who is held from now on and who no longer is; contexts without a place are wanted later than others."""
@@ -249,4 +273,5 @@ class Programs:
     def _run(self, request: Request, *, running: bool) -> None:
         self._running += running - request.running
         request.running = running
+        request.program.looked_s = -math.inf
         self._changed = True

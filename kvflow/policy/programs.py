@@ -76,7 +76,7 @@ class Room:
 
     def has_for(self, program: ProgramView, *, overdue: bool) -> bool:
         """Whether there is room for one more and for all to grow; beyond the room for an overdue, small one."""
-        new_tokens = self._new_tokens(program)
+        new_tokens = self._unused_tokens(program, self._counted(program))
         brought_tokens = program.live_tokens + new_tokens
         counted_tokens = min(self._shared_tokens, self._most_shared)
         if overdue and brought_tokens <= _LANE * self._room_tokens:
@@ -87,15 +87,17 @@ class Room:
     def take(self, program: ProgramView) -> None:
         """A program is let in."""
         self._own_tokens += program.live_tokens
-        self._shared_tokens += self._new_tokens(program)
-        self._users.update(self._counted(program))
+        parts = self._counted(program)
+        self._shared_tokens += self._unused_tokens(program, parts)
+        self._users.update(parts)
 
     def give_back(self, program: ProgramView) -> None:
         """A program has lost its place."""
         self._own_tokens -= program.live_tokens
-        self._users.subtract(self._counted(program))
-        self._shared_tokens -= self._new_tokens(program)
+        parts = self._counted(program)
+        self._users.subtract(parts)
+        self._shared_tokens -= self._unused_tokens(program, parts)
 
-    def _new_tokens(self, program: ProgramView) -> int:
-        """Fixed prompts that nobody else uses."""
-        return sum(program.fixed_tokens[part] for part in self._counted(program) if not self._users[part])
+    def _unused_tokens(self, program: ProgramView, parts: Collection[Hashable]) -> int:
+        """Of some parts of its fixed prompts, those that nobody else uses."""
+        return sum(program.fixed_tokens[part] for part in parts if not self._users[part])

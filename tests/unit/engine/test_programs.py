@@ -290,6 +290,7 @@ def test_a_fixed_prompt_counts_once_for_all_programs_of_a_type() -> None:
         claim.context_tokens, claim.tail_tokens = 40_000, 10_000
     table.programs.started("a")
     table.answer("a", due_s=1.0)
+    table.coordinator.claims.clock.now_s += 0.25
     assert table.allowed("b", "c") == ["b", "c"]
 
 
@@ -309,6 +310,7 @@ def test_what_fixed_prompts_begin_with_counts_once_where_the_tree_holds_it() -> 
         prompt = table.coordinator.claims.role("t", "a").prompt_of(digest)
         prompt.tip = FakeNode(key=range(10_000), parent=common)
     table.answer(keys[0], due_s=1.0)
+    table.coordinator.claims.clock.now_s += 0.25
     assert table.allowed(*keys[1:]) == ["b", "c"], "60,000 and 3,000 tokens"
 
 
