@@ -12,7 +12,7 @@ from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.owners import Pin
-from kvflow.engine.pins import Pins, end_tokens
+from kvflow.engine.pins import Pins, from_the_top
 from kvflow.engine.ports import Node
 from kvflow.engine.prefetch import Prefetcher
 from kvflow.hints.commands import Verb
@@ -160,7 +160,7 @@ class Commands:
         """Time has passed: forget pins that are over, carry out what had to wait; returns what has become of that."""
         self._pins.tick()
         waiting, self._leaving = self._leaving, []
-        answers = [(each.command, self._leave(each)) for each in waiting]
+        answers = [(each.command, self._leave(each)) for each in waiting if not self._waits_on(each)]
         for key, loading in [*self._loading.items()]:
             answer = self._load(loading)
             answers.append((loading.command, answer))
@@ -266,7 +266,7 @@ class Commands:
         """From the leaves up, as far as nobody else is known to use them; again later if a copy is under way."""
         gone = shared = 0
         nodes = leaving.nodes = [node for node in leaving.nodes if self._coordinator.cached(node)]
-        for node in sorted(nodes, key=end_tokens, reverse=True):
+        for node in reversed(from_the_top(nodes)):
             if node.evicted:
                 continue
             if self._wanted_by_others(node, leaving):
@@ -285,6 +285,13 @@ class Commands:
         reason = f"{tokens} tokens stay: in use, not copied to the host, or used by others ({shared})"
         return Answer(status="clipped" if leaving.gone else "rejected", reason=reason, tokens=leaving.gone)
 
+    def _waits_on(self, leaving: _Leaving) -> bool:
+        """Put what has to leave off again while a copy of it is under way. Cost: O(its nodes)."""
+        if self._coordinator.claims.clock.now_s >= leaving.until_s or not any(map(self._being_copied, leaving.nodes)):
+            return False
+        self._leaving.append(leaving)
+        return True
+
     def _being_copied(self, node: Node) -> bool:
         return self._copying(node) or (self._backups is not None and self._backups.ordered(node))
 
@@ -296,7 +303,7 @@ class Commands:
         if any(pin.on_device and pin.until_s > now_s for (by, _), pin in owners.pins.items() if by != tenant):
             return True
         others = any(claim.expected for claim in owners.claims if claim not in leaving.claims)
-        return others or any(set(role.claims) - leaving.claims for role in owners.fixed)
+        return others or any(any(claim not in leaving.claims for claim in role.claims) for role in owners.fixed)
 
     def _let_go(self, command: KvCommand, *, live: bool) -> int:
         """Lift what was pinned for a workflow or an agent, be it over by now or its context another; tokens of that.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
 from kvflow.policy.prefetch import PrefetchPace
+
+_REFUSED_S = 1.0
+"""How long a context is not asked for again that could not be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +60,7 @@ class Fetcher:
         self._least_tokens = least_tokens
         self._decided = -1
         self._search_s = 0.0
+        self._refused: dict[Claim, float] = {}
 
     def next(self) -> Fetch | None:
         """Choose what to fetch next, if there is something.
@@ -81,9 +86,11 @@ class Fetcher:
         self._pace.loaded(fetch.tokens)
         self._counters().fetches += 1
 
-    def refused(self) -> None:
-        """The body could not begin what was chosen: wait until something changes."""
-        self._decided = self._coordinator.claims.clock.version
+    def refused(self, fetch: Fetch) -> None:
+        """The body could not begin what was chosen: others have their turn for a while."""
+        now_s = self._coordinator.claims.clock.now_s
+        self._refused = {claim: until_s for claim, until_s in self._refused.items() if until_s > now_s}
+        self._refused[fetch.claim] = now_s + _REFUSED_S
 
     def ended(self, fetch: Fetch, path: Sequence[tuple[Node, int]], found_tokens: int) -> None:
         """It has arrived, or storage did not have it.
@@ -119,6 +126,8 @@ class Fetcher:
             self._counters().fetch_wasted_tokens += len(node.key)
 
     def _fetch_of(self, claim: Claim) -> Fetch | None:
+        if self._refused.get(claim, -math.inf) > self._coordinator.claims.clock.now_s:
+            return None
         nodes = self._lost(target(claim))
         tokens = sum(len(node.key) for node in nodes)
         next_s = claim.next_s(self._coordinator.claims.clock)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kvflow.engine.accounting import Tier
@@ -82,10 +82,10 @@ class Pins:
             What is pinned now, and until when, as far as this pin goes.
         """
         pinned = self._pinned.setdefault((tenant, tier), {})
-        self._forget_expired(pinned)
+        self._forget_expired((tenant, tier))
         room_tokens = budget_tokens - sum(len(node.key) for node in pinned)
         held: list[Node] = []
-        for node in sorted(nodes, key=end_tokens):
+        for node in from_the_top(nodes):
             room_tokens -= 0 if node in pinned else len(node.key)
             if room_tokens < 0:
                 break
@@ -144,7 +144,7 @@ class Pins:
         if self._now_s < self._sweep_s:
             return
         for key, pinned in [*self._pinned.items()]:
-            self._forget_expired(pinned)
+            self._forget_expired(key)
             if not pinned:
                 del self._pinned[key]
         self._sweep_s = min((pin.until_s for _, _, pin in self._all()), default=math.inf)
@@ -187,10 +187,13 @@ class Pins:
         owners = node.owners = node.owners or Owners(end_tokens(node))
         owners.pins[tenant, tier] = self._pinned[tenant, tier][node] = pin
 
-    def _forget_expired(self, pinned: Pinned) -> None:
+    def _forget_expired(self, key: tuple[str, Tier]) -> None:
+        pinned = self._pinned[key]
         over = [n for n, pin in pinned.items() if pin.until_s <= self._now_s or not self._coordinator.cached(n)]
         for node in over:
             del pinned[node]
+            if node.owners is not None:
+                node.owners.pins.pop(key, None)
 
 
 def _joined(before: Pin | None, pin: Pin, now_s: float) -> Pin:
@@ -202,6 +205,21 @@ def _joined(before: Pin | None, pin: Pin, now_s: float) -> Pin:
     return replace(
         pin, until_s=max(pin.until_s, before.until_s), priority=max(pin.priority, before.priority), asked=asked
     )
+
+
+def from_the_top(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes by how far they are from the root, each behind those above it. Cost: O(nodes on their paths)."""
+    depths: dict[Node, int] = {}
+    for tip in nodes:
+        path: list[Node] = []
+        node: Node | None = tip
+        while node is not None and node not in depths:
+            path.append(node)
+            node = node.parent
+        depth = -1 if node is None else depths[node]
+        for above, node in enumerate(reversed(path), start=1):
+            depths[node] = depth + above
+    return sorted(nodes, key=depths.__getitem__)
 
 
 def end_tokens(node: Node) -> int:

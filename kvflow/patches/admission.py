@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvflow.engine import Programs
-from kvflow.patches.claim import claim_of
+from kvflow.patches.claim import claim_of, refused
 from kvflow.patches.guard import Guard
 from kvflow.policy import AdmissionMemory, ProgramAdmission
 
@@ -66,10 +66,8 @@ class Gate:
 
     def left(self, req: Any) -> None:
         """A request has given its memory back: answered, aborted, or to start again."""
-        from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
         if req.finished():
-            generated_tokens = 0 if isinstance(req.finished_reason, FINISH_ABORT) else len(req.output_ids)
+            generated_tokens = 0 if refused(req) else len(req.output_ids)
             self._guard.run(self.programs.left, req.rid, generated_tokens, default=None)
         else:
             self._guard.run(self.programs.retracted, req.rid, default=None)

@@ -64,10 +64,15 @@ class Checks:
         """
         answer = list(req.output_ids)
         looked = crc32(req.rid.encode()) % max(1, min(len(answer), _ANSWER_TOKENS))
+        judged = {*plan.slots, *plan.check}  # others were not put in, and are not to be judged by
         common = {"input_ids": prompt.tokens.tolist() + answer[:looked], "cache_salt": req.cache_salt}
         spliced = {
             "check": (req.rid, _SPLICED),
-            "slots": [(slot.start, slot.end, slot.name) for slot in prompt.slots],
+            "slots": [
+                (slot.start, slot.end, slot.name)
+                for slot in prompt.slots
+                if (prompt.workflow_type, slot.name) in judged
+            ],
             "mode": mode,
             "exact_tokens": plan.exact_tokens if plan.grafts else 0,  # no more is put in than was
             "namespace": prompt.namespace,

@@ -6,8 +6,9 @@ reads only that one. A client cannot send it: :func:`attach` drops what came fro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvflow.engine import KvCommand, PromptClaim
@@ -65,14 +66,24 @@ def reuse_of(req: Any) -> dict[str, Any] | None:
 
 
 def claim_of(req: Any) -> PromptClaim | None:
-    """Read the claim of a scheduler's request, once."""
+    """Read the claim of a scheduler's request, once; no more of its prompt is fixed than there is."""
     if not hasattr(req, "_kvflow_claim"):
         hints = req.kv_hints
         payloads = [a.payload for a in hints.actions if a.action_type == ACTION_TYPE] if hints is not None else []
-        req._kvflow_claim = PromptClaim(**payloads[-1]) if payloads else None
+        claim = PromptClaim(**payloads[-1]) if payloads else None
+        if claim is not None and (claim.fixed_tokens or 0) > len(req.origin_input_ids):
+            claim = replace(claim, fixed_tokens=len(req.origin_input_ids))
+        req._kvflow_claim = claim
     return req._kvflow_claim
+
+
+def refused(req: Any) -> bool:
+    """Whether SGLang has given a request up; of one that has not begun it has replaced the prompt by a token."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    return isinstance(req.to_finish or req.finished_reason, FINISH_ABORT)
 
 
 def namespace_of(req: Any) -> str:
     """What a scheduler's request shares a cache with: its salt, and its extra key, adapters included."""
-    return f"{req.extra_key}/{req.cache_salt}"
+    return json.dumps([req.extra_key, req.cache_salt])

@@ -64,12 +64,16 @@ class KvflowTreeCore(UnifiedTreeCore):
         node.fetched = False
         return node
 
+    def find(self, node_id: int) -> Any:
+        """The node with an id; None if it is not in the tree any more."""
+        try:
+            return self.node_by_id(node_id)
+        except KeyError:
+            return None
+
     def _has(self, node: Any) -> bool:
         """Whether a node is in the tree; one that was removed keeps its values."""
-        try:
-            return self.node_by_id(node.id) is node
-        except KeyError:
-            return False
+        return self.find(node.id) is node
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         result: Any = super()._split_node(key, child, split_len)
@@ -193,8 +197,13 @@ class KvflowTreeCore(UnifiedTreeCore):
             self.kept = None
 
     def _is_exclusive(self) -> bool:
-        """Whether the host tier drops copies of what the device holds; without trust in predictions it is SGLang's."""
-        return self.exclusive and self.coordinator.uses_claims and not self.trust.choice(Tier.HOST).none
+        """Whether the host tier drops copies of what the device holds.
+
+        Without trust in predictions it is SGLang's, and with storage, too: SGLang asks that only for what follows a
+        copy on the host.
+        """
+        apart = self.exclusive and not self.enable_storage
+        return apart and self.coordinator.uses_claims and not self.trust.choice(Tier.HOST).none
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
         node: Any = self.node_by_id(node_id)

@@ -67,6 +67,9 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
         os.environ["KVFLOW_ADMISSION__MODE"] = args.kvflow_admission
     if args.kvflow_infer:
         os.environ["KVFLOW_INTAKE__INFER"] = "true"
+    if vars_of(server_args)("enable_priority_scheduling") and config.load().admission.mode != "fcfs":
+        logger.warning("kvflow: with --enable-priority-scheduling whose requests run is left to SGLang")
+        os.environ["KVFLOW_ADMISSION__MODE"] = "fcfs"
     settings = config.load()
     require_servable(settings.eviction.policy)
     versions.require_supported()

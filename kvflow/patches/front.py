@@ -129,13 +129,13 @@ class Front:
             logger.debug("request runs without its hints: %s", error)
             return Admission()
         self.plane.count(decoded.outcomes)
+        reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
         outcomes = self._take(decoded.facts, with_request=True)
         step = _own_step(decoded.facts, outcomes)
         prompt = commands_http.on_prompt(self, decoded.commands, step)
         commands = None
         if decoded.commands:
             commands = asyncio.create_task(commands_http.execute(self, decoded.commands, with_request=True))
-        reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
         own, key = (prompt.commands, prompt.key) if prompt is not None else ((), "")
         carried = claim.attach(envelope, step and self._claim(step), own, reuse, key=key)
         if prompt is not None:

@@ -33,7 +33,7 @@ def admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
     prompt = _prompt(obj)
     if prompt is None:
         return
-    namespace = "/".join(str(getattr(obj, name, None)) for name in ("extra_key", "cache_salt", "lora_path"))
+    namespace = json.dumps([getattr(obj, name, None) for name in ("extra_key", "cache_salt", "lora_path")], default=str)
     kind, marks = getattr(obj, "_kvflow_marks", ("", ()))
     gram = _GRAM_CHARACTERS if obj.input_ids is None else _GRAM_TOKENS
     admission = front.infer(prompt, namespace, kind, marks, gram)

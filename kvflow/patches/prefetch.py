@@ -56,6 +56,8 @@ def _patient(base: type) -> type:
 
     class PatientAdder(base):
         def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.preempt_list:  # requests have lost their memory to this one
+                return super().add_one_req(req, *args, **kwargs)
             busy = bool(self.can_run_list) or not self.running_batch.is_empty()
             gate, prefetch = self.tree_cache.gate, self.tree_cache.prefetch
             if gate is not None and gate.late(req):
@@ -226,8 +228,8 @@ class Prefetch:
         if req is None and (nothing_to_load or self.planner.settled):  # to ask for the room takes longer
             return None
         room = look()
-        if req is not None:
-            node: Any = self._cache.tree_core.node_by_id(req.best_match_node)
+        node = self._cache.tree_core.find(req.best_match_node) if req is not None else None
+        if node is not None:  # else what the host had has made room for others since
             chosen = self.planner.asked(_retry(req), node, room, self._device)
             if chosen is not None:
                 return chosen

@@ -6,6 +6,7 @@ and so never reaches the host tier, storage or another request.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -238,7 +239,7 @@ class Splicer:
         claim = claim_of(req)
         tokens = torch.tensor(list(req.origin_input_ids), dtype=torch.int64)
         slots = [Slot(start=start, end=min(end, len(tokens)), name=name) for start, end, name in asked["slots"]]
-        own = f"{claim.tenant if claim else ''}/{namespace_of(req)}"
+        own = json.dumps([claim.tenant if claim else "", namespace_of(req)])
         return Prompt(
             namespace=asked.get("namespace", own),
             workflow_type=asked.get("workflow_type", claim.workflow_type if claim else ""),

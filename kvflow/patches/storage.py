@@ -83,7 +83,7 @@ class StorageFetch:
             )
         if handle not in cache.ongoing_prefetch:
             cache.release_aborted_request(handle)
-            self.planner.refused()
+            self.planner.refused(fetch)
             return
         self._under_way = handle, fetch
         self.planner.begun(fetch)

@@ -15,7 +15,7 @@ from kvflow import config
 from kvflow.engine import is_exclusive
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
-from kvflow.patches.claim import claim_of
+from kvflow.patches.claim import claim_of, refused
 from kvflow.patches.commands import CacheCommands
 from kvflow.patches.core import KvflowTreeCore
 from kvflow.patches.guard import Guard
@@ -101,7 +101,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.splicer.computed(req, up_to)
         with self._from_where_it_ends(req):
             super().checkpoint(req, up_to=self.publishable(req, up_to), **kwargs)
-        if not self.disable:
+        if not self.disable and not refused(req):
             self._tagging.run(self._tag, req, default=None)
             self._tagging.run(self.commands.prompt, req, default=None)
             self.watch.computed(req)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,17 @@ def inferring(start: Callable[..., Any]) -> Iterator[Server]:
 def ask(server: Server, text: str) -> str:
     answer: str = server.generate(text, tokens=4)["text"]
     return text + answer
+
+
+def handed_on(server: Server, prompt: str, *, stream: bool) -> str:
+    """What an agent answers; said in full to whoever asked for a stream."""
+    if not stream:
+        return server.generate(prompt, tokens=120)["text"]
+    params = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
+    body = {"text": prompt, "sampling_params": params, "stream": True}
+    with server.client.stream("POST", "/generate", json=body) as response:
+        events = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+    return json.loads(events[-1])["text"]
 
 
 def test_successive_calls_of_a_context_are_one_workflow(inferring: Server) -> None:
@@ -65,6 +77,23 @@ def test_a_conversation_whose_history_was_summed_up_is_known_by_its_tool_calls(i
     ask_with({"role": "user", "content": "So far it has been looked up. " * 4}, *results)
     ask_with({"role": "user", "content": "Another task, without any tools. " * 4})
     assert sorted(len(inferring.workflows()[name]["steps_taken"]) for name in inferring.workflows()) == [1, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_agents_that_hand_their_answers_on_are_one_workflow(inferring: Server, stream: bool) -> None:
+    inferring.fresh()
+    agents = {name: f"You are the {name}, and you do as the {name} does. " * 5 for name in ("planner", "writer")}
+    said = ["Write about whales. " * 3, "Write about ships. " * 3]
+    for _ in range(4):
+        for system in agents.values():
+            for number, task in enumerate(said):
+                said[number] = handed_on(inferring, system + task, stream=stream)
+    workflows = inferring.workflows()
+    assert len(workflows) == 2
+    for workflow in workflows.values():
+        assert len(workflow["steps_taken"]) == 2
+        assert max(use["probability"] for use in workflow["next_use"].values()) > 0.4
+    assert inferring.get("status")["degraded"] == {}
 
 
 def test_hints_count_where_there_are_any(inferring: Server) -> None:

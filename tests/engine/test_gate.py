@@ -28,6 +28,7 @@ def request(name: str, workflow: str | None = None) -> SimpleNamespace:
         output_ids=[0],
         finished=lambda: True,
         finished_reason=None,
+        to_finish=None,
     )
 
 

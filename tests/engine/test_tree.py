@@ -123,6 +123,23 @@ def test_an_ancestor_shared_with_a_nearer_agent_outlives_its_other_child(make_tr
     assert (tree.resident(near), tree.resident(far)) == (32, 16)
 
 
+@pytest.mark.parametrize("refused", [True, False])
+def test_the_token_that_sglang_puts_in_place_of_a_refused_prompt_is_nobodys(
+    make_tree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    cache, tagged = make_tree("kvflow").cache, []
+    monkeypatch.setattr(UnifiedRadixCache, "checkpoint", lambda *args, **kwargs: None)
+    monkeypatch.setattr(cache, "_tag", tagged.append)
+    monkeypatch.setattr(cache.commands, "prompt", tagged.append)
+    monkeypatch.setattr(cache.watch, "computed", tagged.append)
+    req = SimpleNamespace(lock=None, to_finish=FINISH_ABORT("too long") if refused else None, finished_reason=None)
+    cache.checkpoint(req, up_to=1)
+    assert tagged == ([] if refused else [req] * 3)
+
+
 def test_claims_survive_a_split_made_by_a_later_prompt(make_tree: Callable[..., Any]) -> None:
     tree = make_tree("kvflow")
     whole = prompt(1, 2)

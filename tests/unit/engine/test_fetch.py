@@ -76,15 +76,20 @@ def test_uses_far_off_and_short_contexts_are_left_where_they_are() -> None:
     assert shelf.fetcher.next() is None
 
 
-def test_a_fetch_that_cannot_begin_is_tried_again_when_something_has_changed() -> None:
+def test_a_fetch_that_cannot_begin_is_tried_again_later_and_holds_up_no_other() -> None:
     shelf = Shelf()
-    shelf.lose("a")
-    shelf.say("w", a=0.1)
-    assert shelf.fetcher.next() is not None
-    shelf.fetcher.refused()
+    shelf.lose("a", "b")
+    shelf.say("w", a=0.1, b=0.2)
+    refused = shelf.fetcher.next()
+    assert refused is not None
+    assert refused.last is shelf.fixed["a"]
+    shelf.fetcher.refused(refused)
+    shelf.bring("b")
     assert shelf.fetcher.next() is None
     shelf.time(11.0)
-    assert shelf.fetcher.next() is not None
+    again = shelf.fetcher.next()
+    assert again is not None
+    assert again.last is shelf.fixed["a"]
 
 
 def test_every_token_fetched_ends_used_or_wasted() -> None:

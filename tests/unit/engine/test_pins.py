@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvflow.engine import Answer, KvCommand
+from kvflow.engine.pins import end_tokens, from_the_top
 from kvflow.policy import EvictionClass
 from kvflow.predict import WorkflowUpdate
 from tests.unit.engine.load_table import Node
@@ -26,6 +27,23 @@ def test_what_nobody_claims_is_unclaimed_again_after_its_pin(server: Server, ver
     plain = Node(10, server.root)
     assert server.coordinator.rank(node) == server.coordinator.rank(plain)
     assert not server.coordinator.unwanted(node)
+
+
+def test_nothing_is_left_on_nodes_of_pins_that_are_over(server: Server) -> None:
+    assert server("kv.pin", ttl_s=5.0).status == "accepted"
+    server.time(6.0)
+    server.commands.tick()
+    assert all(node.owners is not None and not node.owners.pins for node in (server.shared, server.own["a"]))
+
+
+def test_paths_are_ordered_from_the_top(server: Server) -> None:
+    inner = Node(10, server.own["b"])
+    deep = Node(10, inner)
+    nodes = [deep, server.own["a"], server.shared, server.own["b"], inner]
+    ordered = from_the_top(nodes)
+    assert sorted(ordered, key=end_tokens) == ordered
+    assert ordered[0] is server.shared
+    assert ordered[-1] is deep
 
 
 def test_release_lifts_the_pins_of_a_workflow_that_is_over_or_has_gone_on(server: Server) -> None:

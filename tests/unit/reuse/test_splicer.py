@@ -13,8 +13,9 @@ import torch
 
 from kvflow.config import Settings
 from kvflow.patches import claim, splicer
+from kvflow.patches.checks import Checks
 from kvflow.patches.splicer import Splicer
-from kvflow.reuse import KV, Difference, Plan, QualityGate, Rotary
+from kvflow.reuse import KV, Difference, Method, Mode, Plan, Prompt, QualityGate, Rotary, Slot
 from kvflow.reuse.gate import Door
 from tests.unit.reuse.toy import ANGLES, QUESTION, ROLE, TEXT, Text, prefill, words
 
@@ -180,6 +181,25 @@ def test_a_copy_of_a_prompt_that_was_computed_has_all_put_in(made: Callable[...,
     copied = serve(one, request(text=TEXT, role=words(40, 30), **spliced["asked"]))
     assert copied is not None
     assert [(graft.start, graft.end) for graft in copied.grafts] == [(30, 94)]
+
+
+def test_texts_that_were_computed_are_put_into_no_copy_that_judges_others() -> None:
+    checks = Checks(QualityGate(), None)
+    slots = (Slot(start=0, end=40, name="good"), Slot(start=40, end=80, name="closed"))
+    prompt = Prompt(
+        namespace="n",
+        workflow_type="review",
+        agent="critic",
+        tokens=torch.arange(100),
+        slots=slots,
+        method=Method(mode=Mode.ROTATE),
+    )
+    good = ("review", "good")
+    plan = Plan(exact_tokens=0, reason="", slots=(good,), check=(good,))
+    req: Any = SimpleNamespace(rid="r", output_ids=[1], cache_salt=None, extra_key=None)
+    checks.begin(req, prompt, plan, "rotate")
+    _, spliced = checks.due()
+    assert [name for _, _, name in spliced["asked"]["slots"]] == ["good"]
 
 
 def test_copies_of_one_owner_share_no_prefix_with_those_of_another(made: Callable[..., list[Splicer]]) -> None:
