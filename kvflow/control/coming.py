@@ -96,6 +96,7 @@ class Coming:
 
     def _predict(self, workflow_type: str, state: _Type) -> None:
         """Note what the next workflow will want, if that is known and something new."""
+        state.revisit_s = math.inf  # should it fail, others have their turn
         known = self._graphs.find(workflow_type)
         now_s, left_steps = self._clock(), state.arrivals.left_steps
         if known is None or left_steps is None:

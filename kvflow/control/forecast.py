@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvflow.control.workflow import Context, ToolWait, Workflow
@@ -52,9 +52,10 @@ class Forecaster:
         eta = self.survival.eta(workflow.workflow_type)
         return continuum_ttl(durations, queue_s=self.queue_s, eta=eta, reload_s=self.reload_s)
 
-    def tool_ended(self, workflow: Workflow, wait: ToolWait, now_s: float) -> None:
-        """Learn how long a tool call took."""
-        self.tools.observe(wait.tool, wait.verb, max(0.0, now_s - wait.started_s), workflow=workflow.workflow_id)
+    def tools_ended(self, workflow: Workflow, waits: Iterable[ToolWait], now_s: float) -> None:
+        """Learn how long tool calls took."""
+        for wait in waits:
+            self.tools.observe(wait.tool, wait.verb, max(0.0, now_s - wait.started_s), workflow=workflow.workflow_id)
 
     def asked(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> None:
         """Learn how long a context was left alone."""
@@ -222,14 +223,12 @@ class Forecaster:
 
     def _alive(self, workflow: Workflow, now_s: float) -> float:
         """Probability that a run goes on which says nothing: its client may have died, and its graph does not know."""
-        if workflow.at_work or workflow.latest is None:
+        if workflow.at_work or workflow.waits_as_told(now_s) or workflow.latest is None:
             return 1.0
         answered_s = [context.answered_s for context in workflow.contexts.values() if context.answered_s is not None]
         silent_s = max(0.0, now_s - max([workflow.last_seen_s, *answered_s]))
         likely = self.returns.of(_RETURN, _key(workflow, workflow.latest[0])).longer_than(silent_s)
         for wait in workflow.waits.values():
-            if wait.expected_s is not None and wait.started_s + wait.expected_s > now_s:
-                return 1.0
             likely = max(likely, self._durations(workflow, wait).longer_than(max(0.0, now_s - wait.started_s)))
         return still_alive(1 - _DIES, likely)
 

@@ -35,10 +35,14 @@ class GraphBook:
     def declare(self, workflow_type: str, document: Mapping[str, Any]) -> AgentStepGraph:
         """Set the graph of a workflow type from its document (see :func:`kvflow.graph.from_dict`).
 
+        Clients declare again and again: a graph that is what it was stays the same object, with what is computed of it.
+
         Raises:
             GraphError: the document is malformed or the graph invalid; the old one stays.
         """
-        graph = from_dict(document)
+        graph, known = from_dict(document), self._declared.get(workflow_type)
+        if known is not None and known == graph:
+            graph = known
         self._declared[workflow_type] = graph
         self._declared.move_to_end(workflow_type)
         self._learners.pop(workflow_type, None)

@@ -34,12 +34,14 @@ class Intake:
         updates: predictions that changed, to be sent to every scheduler rank in this order.
         feedback: workflows and their outcomes, for the ranks too.
         changed: workflows to predict anew once all facts are in.
+        asked: contexts that the request the facts came with is now in flight for, one at most.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     updates: list[WorkflowUpdate] = field(default_factory=list)
     feedback: list[tuple[str, float]] = field(default_factory=list)
     changed: dict[str, Workflow] = field(default_factory=dict)
+    asked: list[Context] = field(default_factory=list)
 
 
 class ControlPlane:
@@ -59,6 +61,7 @@ class ControlPlane:
         self._clock = clock
         self._workflows: OrderedDict[str, Workflow] = OrderedDict()
         self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
+        self._untold: list[WorkflowUpdate] = []
         self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
 
     def __len__(self) -> int:
@@ -72,7 +75,16 @@ class ControlPlane:
             with_request: the facts came with a request, which is that of the last step they start.
         """
         intake = Intake()
-        asking = _asking(facts) if with_request else None
+        try:
+            self._take(facts, intake, asking=_asking(facts) if with_request else None)
+        except Exception:
+            for context in intake.asked:  # nobody will say that it has been answered
+                context.arrivals_s.pop()
+            raise
+        intake.updates.extend(self._tell())
+        return intake
+
+    def _take(self, facts: Sequence[DecodedFact], intake: Intake, *, asking: StepFact | None) -> None:
         for item in facts:
             fact = item.fact
             if isinstance(fact, StepFact):
@@ -85,11 +97,10 @@ class ControlPlane:
                 Outcome(action_id=item.action_id, action_type=item.action_type, status=status, reason=reason)
             )
         self.count(intake.outcomes)
-        intake.updates.extend(self._coming.announce())
+        self._untold += self._coming.announce()
         for workflow in intake.changed.values():
             if self._workflows.get(workflow.workflow_id) is workflow:
-                self._predict(workflow, intake)
-        return intake
+                self._predict(workflow)
 
     def answered(self, workflow_id: str, agent: str, said: Sequence[int] = ()) -> list[WorkflowUpdate]:
         """A request of an agent has been answered, or given up; ``said`` is the answer of one who declares nothing."""
@@ -103,17 +114,15 @@ class ControlPlane:
         context.answered_s = now_s
         context.last_tool = ""
         workflow.last_seen_s = now_s
-        intake = Intake()
-        self._predict(workflow, intake)
-        return intake.updates
+        self._predict(workflow)
+        return self._tell()
 
     def finish(self, workflow_id: str) -> list[WorkflowUpdate]:
         """End a workflow whose final request has been answered."""
-        intake = Intake()
         workflow = self._workflows.get(workflow_id)
         if workflow is not None:
-            self._retire(workflow, intake)
-        return intake.updates
+            self._retire(workflow)
+        return self._tell()
 
     def count(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes by action type and status; foreign action types are counted together."""
@@ -124,15 +133,16 @@ class ControlPlane:
     def expire(self) -> list[WorkflowUpdate]:
         """Let pins and workflows expire; to be called a few times a second. Cost: O(live workflows)."""
         now_s = self._clock()
-        intake = Intake()
         for workflow in list(self._workflows.values()):
-            if now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s and not workflow.at_work:
-                self._retire(workflow, intake, ended=False)
+            idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
+            if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
+                self._retire(workflow, ended=False)
             elif workflow.workflow_id in self.threads and _unlikely(workflow.sent):
-                self._retire(workflow, intake)
+                self._retire(workflow)
             elif (workflow.pins and workflow.expire_pins(now_s)) or now_s >= workflow.revisit_s:
-                self._predict(workflow, intake)
-        return [*intake.updates, *self._coming.expire()]
+                self._predict(workflow)
+        self._untold += self._coming.expire()
+        return self._tell()
 
     def view(self) -> list[dict[str, Any]]:
         """Describe the live workflows, the one idle for longest first."""
@@ -144,23 +154,24 @@ class ControlPlane:
         if fact.agent == END:
             if workflow is None:
                 return Status.MISSING, "workflow is not live"
-            self._retire(workflow, intake)
+            self._retire(workflow)
             return Status.ACCEPTED, ""
         if fact.event == "end":
             if workflow is None:
                 return Status.MISSING, "workflow is not live"
             return self._step_end(workflow, fact, intake)
         if workflow is None:
-            workflow = self._open(fact, intake)
+            workflow = self._open(fact)
         if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.intake.max_agents:
             return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
         workflow.tenant = workflow.tenant or fact.tenant
         self._touch(workflow)
         known_step = workflow.latest
-        step_id = workflow.start(fact.agent, fact.step_id)
+        step_id, answered = workflow.start(fact.agent, fact.step_id)
         workflow.began(fact.agent, step_id, self._clock())
         if asks:
-            self._ask(workflow, fact.agent)
+            intake.asked.append(self._ask(workflow, fact.agent))
+        self.forecaster.tools_ended(workflow, answered, self._clock())
         if workflow.latest != known_step:
             self._step_over(workflow, known_step if fact.step_id is None else None)
         learner = self.graphs.learner(workflow.workflow_type)
@@ -178,12 +189,13 @@ class ControlPlane:
             if started_s is not None:
                 self.forecaster.step_ended(workflow, step[0], self._clock() - started_s)
 
-    def _ask(self, workflow: Workflow, agent: str) -> None:
+    def _ask(self, workflow: Workflow, agent: str) -> Context:
         now_s = self._clock()
         context = workflow.contexts.setdefault(agent, Context())
         self.forecaster.asked(workflow, agent, context, now_s)
         context.arrivals_s.append(now_s)
         context.turns += 1
+        return context
 
     def _step_end(self, workflow: Workflow, fact: StepFact, intake: Intake) -> tuple[Status, str]:
         self._touch(workflow)
@@ -195,7 +207,7 @@ class ControlPlane:
         if learner is not None:
             learner.end(workflow.workflow_id, fact.agent, step_id)
         if fact.final:
-            self._retire(workflow, intake)
+            self._retire(workflow)
         else:
             self._change(workflow, intake)
         return Status.ACCEPTED, ""
@@ -243,13 +255,13 @@ class ControlPlane:
         workflow.pins.pop(key, None)
         if wait is None:
             return Status.MISSING, "no such tool call is under way (any more)"
-        self.forecaster.tool_ended(workflow, wait, self._clock())
+        self.forecaster.tools_ended(workflow, [wait], self._clock())
         self._change(workflow, intake)
         return Status.ACCEPTED, ""
 
-    def _open(self, fact: StepFact, intake: Intake) -> Workflow:
+    def _open(self, fact: StepFact) -> Workflow:
         while len(self._workflows) >= self._settings.intake.max_workflows:
-            self._retire(next(iter(self._workflows.values())), intake, ended=False)
+            self._retire(next(iter(self._workflows.values())), ended=False)
         workflow = Workflow(
             workflow_id=fact.workflow_id,
             workflow_type=fact.workflow_type,
@@ -303,7 +315,8 @@ class ControlPlane:
             workflow.follow(known.graph)
             workflow.declared = known.declared
 
-    def _predict(self, workflow: Workflow, intake: Intake) -> None:
+    def _predict(self, workflow: Workflow) -> None:
+        workflow.revisit_s = math.inf  # should it fail, others have their turn
         self._follow(workflow)
         now_s = self._clock()
         steps = workflow.steps(self._settings.eviction.prediction)
@@ -315,20 +328,26 @@ class ControlPlane:
         workflow.revisit_s = _revisit_s(update, now_s)
         if update != workflow.sent:
             workflow.sent = update
-            intake.updates.append(update)
+            self._untold.append(update)
 
-    def _retire(self, workflow: Workflow, intake: Intake, *, ended: bool = True) -> None:
+    def _retire(self, workflow: Workflow, *, ended: bool = True) -> None:
+        """Forget a workflow, and then learn from it."""
+        del self._workflows[workflow.workflow_id]
+        self._count_child(workflow, -1)
+        self._coming.ended(workflow.workflow_type)
+        self._untold.append(
+            WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
+        )
         self.threads.ended(workflow.workflow_id)
         self.forecaster.workflow_ended(workflow, ended=ended)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             (learner.finish if ended else learner.forget)(workflow.workflow_id)
-        del self._workflows[workflow.workflow_id]
-        self._count_child(workflow, -1)
-        self._coming.ended(workflow.workflow_type)
-        intake.updates.append(
-            WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
-        )
+
+    def _tell(self) -> list[WorkflowUpdate]:
+        """What has changed since it was told last, in order; what an exception was in the way of is told late."""
+        untold, self._untold = self._untold, []
+        return untold
 
 
 def _asking(facts: Sequence[DecodedFact]) -> StepFact | None:

@@ -88,6 +88,10 @@ class Workflow:
         """Whether a request of it, or of a sub-workflow, may be under way."""
         return self.children > 0 or any(context.arrivals_s for context in self.contexts.values())
 
+    def waits_as_told(self, now_s: float) -> bool:
+        """Whether a tool is under way that takes, as its client has said, until later than now."""
+        return any(wait.started_s + (wait.expected_s or 0.0) > now_s for wait in self.waits.values())
+
     def follow(self, graph: AgentStepGraph) -> None:
         """Follow the run through a graph from here on; a graph it follows already is taken over as it is now."""
         if self.cursor is not None:
@@ -97,8 +101,8 @@ class Workflow:
         if self.latest is not None:
             self.cursor.start(*self.latest)
 
-    def start(self, agent: str, step_id: str | None) -> str:
-        """An agent starts a step, or continues one; returns the step's id.
+    def start(self, agent: str, step_id: str | None) -> tuple[str, list[ToolWait]]:
+        """An agent starts a step, or continues one; returns the step's id and the tool calls it has waited for.
 
         A client that names no steps starts a new one whenever another agent has run in between.
         """
@@ -112,8 +116,7 @@ class Workflow:
             self.latest = step
         if self.cursor is not None:
             self.cursor.start(agent, step_id)
-        self._unpin(agent, step_id)
-        return step_id
+        return step_id, self._unpin(agent, step_id)
 
     def began(self, agent: str, step_id: str, now_s: float) -> None:
         """Note when a step started, unless it goes on."""
@@ -156,11 +159,12 @@ class Workflow:
             ],
         }
 
-    def _unpin(self, agent: str, step_id: str | None) -> None:
+    def _unpin(self, agent: str, step_id: str | None) -> list[ToolWait]:
         """A step that goes on has what it waited for, whatever became of the calls; so has its agent of others."""
-        for key in [key for key, wait in self.waits.items() if key[0] == agent and wait.step_id in (None, step_id)]:
-            del self.waits[key]
+        keys = [key for key, wait in self.waits.items() if key[0] == agent and wait.step_id in (None, step_id)]
+        for key in keys:
             self.pins.pop(key, None)
+        return [self.waits.pop(key) for key in keys]
 
     def _running(self) -> set[str]:
         """Agents that run now: those the cursor knows of, and the latest one if its graph does not have it."""

@@ -21,8 +21,9 @@ class Cursor:
     """Follows one workflow from the starts and ends of its agents, and says what comes next.
 
     End facts are welcome but not needed: when an agent starts without being due, the running agents it follows from
-    are taken to have finished. Facts may be wrong, late or missing; the cursor never raises for them but counts
-    what the graph did not predict.
+    are taken to have finished. An agent that is due and only ends has run: one that asks no model has no request to
+    tell of its start. Facts may be wrong, late or missing; the cursor never raises for them but counts what the graph
+    did not predict.
 
     The state is the running agents and the *satisfied* edges: those whose source has finished while their target
     has not started since. Starting an agent consumes the edges into it; an alternative so consumed closes its branch.
@@ -123,13 +124,15 @@ class Cursor:
         """Take note that an agent has ended a step.
 
         Args:
-            agent: who; one the graph lacks only counts as a surprise, one that does not run changes nothing.
+            agent: who; one the graph lacks only counts as a surprise, one that neither runs nor is due changes nothing.
             step_id: the step; without it, all steps of the agent.
         """
         if agent not in self.graph:
             self.surprises += 1
             return
         self._refresh()
+        if agent not in self._running and step_id not in self._past_steps.get(agent, ()) and self._is_due(agent):
+            self.start(agent, step_id)
         steps = self._running.get(agent)
         if steps is None or (step_id is not None and steps and step_id not in steps):
             return

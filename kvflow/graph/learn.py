@@ -141,7 +141,12 @@ class TransitionLearner:
     def _learn(self, visits: list[Visit], *, finished: bool) -> None:
         self._stale = True
         self._agents = {key: count for key, count in self._agents.items() if count.fade(self._fade) >= _FADED}
-        self._edges = {key: count for key, count in self._edges.items() if count.fade(self._fade) >= _FADED}
+        # Parallel steps that one step follows take an edge several times: it would outlive the agent it leads to.
+        self._edges = {
+            edge: count
+            for edge, count in self._edges.items()
+            if count.fade(self._fade) >= _FADED and self._agents.keys() >= {*edge}
+        }
         for visit in visits:
             if visit.agent not in self._agents and len(self._agents) >= MAX_AGENTS:
                 continue

@@ -262,6 +262,17 @@ def test_tools_of_an_agent_that_has_not_run_teach_how_long_they_take(driver: Dri
     assert 50 < driver.left_s("w") < 200
 
 
+def test_a_tool_whose_step_goes_on_teaches_how_long_it_took(driver: Driver) -> None:
+    for index in range(40):
+        driver.ask(f"w{index}", step_id="s")
+        driver.answer(f"w{index}")
+        driver.tool(f"w{index}", "start", verb="slow", step_id="s")
+        driver.clock.now_s += 100.0
+        driver.ask(f"w{index}", step_id="s")
+        driver.tool(f"w{index}", "end", verb="slow", step_id="s")
+    assert driver.plane.forecaster.tools.of("bash", "slow").residual_s(0.0) == pytest.approx(100, rel=0.3)
+
+
 def test_a_workflow_to_come_is_expected_later_the_longer_it_fails_to(driver: Driver) -> None:
     play(driver, "before", ("coder", 1.0))
     expected = []

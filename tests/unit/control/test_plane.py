@@ -86,6 +86,20 @@ def test_a_finished_step_brings_its_successor_closer(plane: ControlPlane) -> Non
     assert steps_of(update)["code"] == 2  # through test, round the loop
 
 
+def test_an_agent_that_asks_no_model_has_run_once_its_step_has_ended(clock: Clock) -> None:
+    plane = ControlPlane(Settings(), clock)
+    graph = AgentStepGraph("review").chain("START", "plan", "retrieve", "write", "review", "END")
+    plane.graphs.declare("review", to_dict(graph))
+    for agent in graph.agents:
+        if agent != "retrieve":
+            ask(plane, agent, step_id=agent)
+            plane.answered("w", agent)
+        _, updates = take(plane, step(agent, step_id=agent, event="end"))
+        if agent == "retrieve":
+            assert steps_of(updates[-1]) == {"write": 1, "review": 2}
+    assert updates[-1].claims == ()
+
+
 def test_expected_steps_are_sent_when_asked_for(clock: Clock) -> None:
     plane = ControlPlane(Settings(eviction={"prediction": "expected"}), clock)
     graph = AgentStepGraph("review").chain("START", "a", "b", "END").edge("b", "b", probability=0.5)
@@ -151,6 +165,14 @@ def test_a_workflow_that_waits_for_an_answer_is_not_idle_however_long_it_takes(
     assert sorted(retired) == ["asks", "parent"]
 
 
+def test_a_workflow_is_not_idle_while_a_tool_takes_no_longer_than_was_said(plane: ControlPlane, clock: Clock) -> None:
+    take(plane, step("code"), tool("start", expected_s=7200.0))
+    clock.now_s = 7199.0
+    assert not any(update.retired for update in plane.expire())
+    clock.now_s = 7201.0
+    assert [update.retired for update in plane.expire() if not update.expected] == [True]
+
+
 def test_too_many_workflows_drop_the_one_idle_for_longest(clock: Clock) -> None:
     plane = ControlPlane(Settings(intake={"max_workflows": 2}), clock)
     take(plane, step("a", "w1"), step("a", "w2"), step("b", "w1"))
@@ -199,6 +221,18 @@ def test_a_malformed_graph_is_refused_and_the_old_one_stays(plane: ControlPlane)
     known = plane.graphs.find("review")
     assert known is not None
     assert known.graph == GRAPH
+
+
+def test_a_graph_that_is_declared_again_is_the_same_and_what_follows_from_it_is_kept(plane: ControlPlane) -> None:
+    take(plane, step("plan"))
+    known = plane.graphs.find("review")
+    assert known is not None
+    flow = known.graph.flow
+    assert plane.graphs.declare("review", to_dict(GRAPH)) is known.graph
+    again = plane.graphs.find("review")
+    assert again is not None
+    assert again.graph.flow is flow
+    assert plane.graphs.declare("review", to_dict(GRAPH.copy().edge("code", "write"))) is not known.graph
 
 
 def test_updates_survive_the_wire() -> None:

@@ -125,6 +125,30 @@ def test_a_step_that_goes_on_changes_nothing():
     assert cursor.surprises == 0
 
 
+def test_an_agent_that_is_due_and_only_says_that_it_has_ended_has_run():
+    cursor = Cursor(AgentStepGraph().chain(START, "plan", "retrieve", "write"))
+    cursor.start("plan", "1")
+    cursor.end("plan", "1")
+    for _ in range(2):
+        cursor.end("retrieve", "2")
+        assert cursor.active == frozenset()
+        assert cursor.steps == {"plan": None, "retrieve": None, "write": 1, END: 2}
+    cursor.start("write", "3")
+    cursor.end("write", "3")
+    assert cursor.satisfied == {("write", END)}
+    assert cursor.surprises == 0
+
+
+def test_the_end_of_a_step_that_was_taken_for_ended_is_not_another_one():
+    cursor = Cursor(AgentStepGraph().chain(START, "a", "b", "a"))
+    for agent, step_id in (("a", "1"), ("b", "2")):
+        cursor.start(agent, step_id)
+    cursor.end("b", "2")
+    steps = cursor.steps
+    cursor.end("a", "1")
+    assert cursor.steps is steps
+
+
 def test_parallel_steps_keep_an_agent_active_until_all_have_ended():
     cursor = Cursor(AgentStepGraph().chain(START, "map", "reduce"))
     for step_id in "123":

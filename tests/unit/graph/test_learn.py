@@ -146,6 +146,18 @@ def test_all_runs_fade_and_the_recent_ones_count():
     assert graph.probability("a", "c") is None
 
 
+def test_an_agent_that_many_parallel_steps_led_to_once_fades_with_the_edges_into_it():
+    learner = TransitionLearner("t")
+    workers = " ".join(f"worker#{number}" for number in range(8))
+    observe(learner, f"{workers} -worker#0 reducer")
+    for _ in range(110):
+        observe(learner, workers)
+        graph = learner.graph()
+        assert graph is not None
+        graph.validate()
+    assert graph.agents == ("worker",)
+
+
 def test_the_same_graph_is_returned_until_it_has_changed_materially():
     learner = TransitionLearner()
     observe(learner, "a b")
