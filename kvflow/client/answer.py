@@ -29,7 +29,7 @@ class Answer:
         self._deadline_s = time.monotonic() + timeout_s
         try:
             threading.Thread(target=self._run, args=(find_out,), name="kvflow-ask", daemon=True).start()
-        except RuntimeError:  # the interpreter is shutting down
+        except RuntimeError:  # no room for another thread, or the interpreter is shutting down
             self._found.set_result(False)
 
     @classmethod

@@ -11,6 +11,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from uuid import UUID
 
 from kvflow.client.degraded import degraded
 from kvflow.client.scopes import Step, StepOptions, Workflow, WorkflowOptions, known_as
@@ -30,9 +31,9 @@ Verb = str | Callable[..., str | None] | None
 def workflow(
     type: str = "default",
     *,
-    id: str | None = None,
+    id: str | int | UUID | None = None,
     graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str] | None = None,
-    tenant: str | None = None,
+    tenant: str | int | UUID | None = None,
     reuse: bool = False,
     end: bool = True,
 ) -> Workflow:
@@ -56,7 +57,8 @@ def workflow(
 
     Raises:
         ValueError: ``type`` is empty, or longer than 128 characters.
-        TypeError: ``type`` is not a text, or a function is decorated with an ``id``.
+        TypeError: ``type`` is not a text, ``id`` or ``tenant`` no text, number or UUID, or a function is decorated with
+            an ``id``.
     """
     if not isinstance(type, str):
         raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")

@@ -21,9 +21,9 @@ def tell(build: Callable[..., dict[str, Any]], **fields: Any) -> None:
 
 
 def announce(graph: GraphDeclaration) -> None:
-    """Have the servers told about a graph, so that they know it by the time of the first request."""
+    """Have the servers told about the graph of a run that begins, so that they know it by its first request."""
     try:
         for server in outbox().listeners():
-            server.declare(graph)
+            server.declare(graph, begins=True)
     except Exception:
         degraded("a graph could not be declared")

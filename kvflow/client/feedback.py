@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from kvflow.client.context import active_step
 from kvflow.client.facts import tell
 from kvflow.client.scopes import Workflow, known_as
@@ -9,7 +11,7 @@ from kvflow.hints import FeedbackFact, checked, feedback_action
 from kvflow.hints.fields import MAX_IDENTIFIER
 
 
-def feedback(outcome: float, workflow: Workflow | str | None = None) -> None:
+def feedback(outcome: float, workflow: Workflow | str | int | UUID | None = None) -> None:
     """Tell the servers how well a workflow did what it was for::
 
         with kvflow.workflow("fix", reuse=True) as run:
@@ -25,6 +27,7 @@ def feedback(outcome: float, workflow: Workflow | str | None = None) -> None:
 
     Raises:
         ValueError: the outcome is not between 0 and 1.
+        TypeError: the workflow is neither one nor an id.
     """
     fact = checked("feedback", FeedbackFact, workflow_id="-", outcome=float(outcome))
     step = active_step() if workflow is None else None

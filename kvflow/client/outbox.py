@@ -162,8 +162,9 @@ class Outbox:
 
     def _start_thread(self) -> None:
         if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._run, name="kvflow-outbox", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="kvflow-outbox", daemon=True)
+            thread.start()
+            self._thread = thread  # only now: there may be no room for another thread, and the next fact tries again
             _flush_when_a_child_leaves()
 
     def _run(self) -> None:
@@ -211,7 +212,7 @@ def configure(*, url: str | None = None, api_key: str | None = None, hints: Hint
         hints: ``auto`` hints servers known to speak kvflow, ``always`` hints every server, ``off`` none.
 
     Raises:
-        ConfigError: ``hints`` is none of the three.
+        ConfigError: ``hints`` is none of the three, or ``url`` no URL of a server.
     """
     given = {"url": url, "api_key": api_key, "hints": hints}
     box = outbox()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from kvflow.client import recorder
 from kvflow.client.context import StepContext, active_step, current_step
@@ -35,15 +35,22 @@ START, END = "START", "END"
 """The nodes of an agent step graph that are no agents (as in :mod:`kvflow.graph`, which is slow to import)."""
 
 
-def known_as(what: str, value: str | None, most: int) -> str | None:
+def known_as(what: str, value: str | int | UUID | None, most: int) -> str | None:
     """Return what servers know a workflow or tenant by: a digest, where its name is too long for the wire.
 
     Args:
         what: kind of name, for the log.
         value: the name.
         most: how many characters it may have.
+
+    Raises:
+        TypeError: it is no name.
     """
-    if not isinstance(value, str) or len(value) <= most:
+    if isinstance(value, int | UUID):
+        value = str(value)
+    if not isinstance(value, str | None):
+        raise TypeError(f"a {what} must be a text, a number or a UUID, not {value!r}")
+    if value is None or len(value) <= most:
         return value
     digest = hashlib.sha256(value.encode(errors="replace")).hexdigest()
     degraded(f"a {what} is longer than {most} characters; servers know it as %s: %.60r", digest, value, trace=False)

@@ -28,6 +28,8 @@ BROKEN_S = 30.0
 """How long a server is left alone after a request to it failed."""
 REDECLARE_S = 60.0
 """How long a declared graph is taken to be known: a server may start anew, or forget it for others."""
+MAX_GRAPHS = 256
+"""Declared graphs that are remembered, the latest last; a type may have several."""
 KEEPALIVE_S = 2.0
 """Shorter than uvicorn's 5 s, so that we never write to a connection the server is closing."""
 
@@ -62,7 +64,7 @@ class Server:
         self._lock = threading.RLock()  # reentrant: a finalizer may run while we hold it, and end a step
         self._answer: Answer | None = None
         self._ask_at_s = -math.inf
-        self._graphs: dict[str, tuple[GraphDeclaration, Answer, float]] = {}
+        self._graphs: dict[GraphDeclaration, tuple[Answer, float]] = {}
 
         # Imported late, because it is slow, but not in a background thread: a fork would leave it half imported.
         import httpx
@@ -85,6 +87,8 @@ class Server:
                 return self._answer
             self._ask_at_s = math.inf
             asked = Answer(self._probe, ASK_TIMEOUT_S)
+            if asked.known is not None:  # there was no thread to ask in; one that asks has to wait for our lock
+                self._ask_at_s = self._clock() + SLOW_S
             if self._answer is None:
                 self._answer = asked
             return self._answer
@@ -93,19 +97,25 @@ class Server:
         """Take it for granted that the server speaks kvflow."""
         self._settle(True)
 
-    def declare(self, graph: GraphDeclaration) -> Answer:
-        """Declare a graph unless it is the last one declared for its type; yes means that the server took it.
+    def declare(self, graph: GraphDeclaration, *, begins: bool = False) -> Answer:
+        """Declare a graph unless that was done lately; yes means that the server took it.
 
-        It is declared again after a while, for which nobody waits: the answer to the first time stands.
+        Nobody waits for a graph that was declared before: the answer to the first time stands.
+
+        Args:
+            graph: of a workflow.
+            begins: whether a run of it begins, and not only asks something. Of runs of one type whose graphs differ,
+                the server takes the last graph for all that begin then.
         """
         with self._lock:
-            last, answer, at_s = self._graphs.get(graph.workflow_type, (None, None, -math.inf))
-            if last != graph:
-                answer = None
-            if answer is None or self._clock() >= at_s + REDECLARE_S:
+            answer, at_s = self._graphs.get(graph, (None, -math.inf))
+            if answer is None or self._clock() >= at_s + REDECLARE_S or (begins and not self._is_last(graph)):
                 asked = Answer(partial(self._put_graph, graph), ASK_TIMEOUT_S)
                 answer = answer or asked
-                self._graphs[graph.workflow_type] = (graph, answer, self._clock())
+                self._graphs.pop(graph, None)
+                self._graphs[graph] = (answer, self._clock())
+                if len(self._graphs) > MAX_GRAPHS:
+                    del self._graphs[next(iter(self._graphs))]
             return answer
 
     def send(self, actions: Sequence[dict[str, Any]]) -> None:
@@ -116,13 +126,17 @@ class Server:
         """Close the connections."""
         self._http.close()
 
+    def _is_last(self, graph: GraphDeclaration) -> bool:
+        """Tell whether a declared graph is the one its type has at the server."""
+        return graph == next(known for known in reversed(self._graphs) if known.workflow_type == graph.workflow_type)
+
     def _probe(self) -> bool:
         speaks, again_in_s = False, SILENT_S
         try:
             response = self._http.get(_PROBE, headers=self._headers, timeout=ASK_TIMEOUT_S)
         except Exception as error:
             again_in_s = SLOW_S
-            logger.info("%s did not say whether it speaks kvflow: %r", self.root, error)
+            degraded("%s did not say whether it speaks kvflow: %r", self.root, error, trace=False)
         else:
             # Some front ends answer any path with 200 and a page.
             speaks = response.status_code == 200 and "json" in response.headers.get("content-type", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from kvflow.errors import ConfigError
@@ -32,6 +32,8 @@ class ClientSettings:
     def __post_init__(self) -> None:
         if self.hints not in get_args(HintMode):
             raise ConfigError(f"hints must be one of {', '.join(get_args(HintMode))}, not {self.hints!r}")
+        if self.url is not None and not _is_url(self.url):
+            raise ConfigError(f"url must be the URL of a server, such as http://localhost:30000, not {self.url!r}")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> ClientSettings:
@@ -39,11 +41,21 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> ClientSetti
 
     A wrong value is logged and taken for the default: a typing error must not end somebody's program half way.
     """
-    url = environment.get("KVFLOW_URL") or None
-    api_key = environment.get("KVFLOW_API_KEY") or None
-    hints = environment.get("KVFLOW_HINTS") or "auto"
+    settings = ClientSettings(api_key=environment.get("KVFLOW_API_KEY") or None)
+    for variable, name in (("KVFLOW_URL", "url"), ("KVFLOW_HINTS", "hints")):
+        if value := environment.get(variable):
+            try:
+                settings = replace(settings, **{name: value})  # type: ignore[arg-type]
+            except ConfigError as error:
+                logger.warning("%s is ignored: %s", variable, error)
+    return settings
+
+
+def _is_url(text: str) -> bool:
+    import httpx  # slow to import, and the server that has the URL needs it anyway
+
     try:
-        return ClientSettings(url=url, api_key=api_key, hints=hints)  # type: ignore[arg-type]
-    except ConfigError as error:
-        logger.warning("KVFLOW_HINTS is ignored: %s", error)
-        return ClientSettings(url=url, api_key=api_key)
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, TypeError):
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)

@@ -7,10 +7,14 @@ only while the generator's own frame runs: what it yields to does not become par
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import AbstractContextManager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar, cast
 
 import wrapt
@@ -21,10 +25,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 OpenScope = Callable[..., AbstractContextManager[Any]]
 """Makes the context manager for one call, of the call's arguments (a method's without its instance)."""
+_UNDER_WAY = (CoroutineType, GeneratorType, AsyncGeneratorType, asyncio.Future, Future)
+"""What a plain function may return before its work is done."""
+
+
+class ScopedMethod(wrapt.BoundFunctionWrapper):  # type: ignore[misc,type-arg]
+    """A function in a scope, taken from an object or a class. Copied and pickled as methods are: by its owner's."""
+
+    def __copy__(self) -> ScopedMethod:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ScopedMethod:
+        owner, name = self._from
+        return getattr(copy.deepcopy(owner, memo), name)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[Any, str]]:
+        return getattr, self._from
+
+    @property
+    def _from(self) -> tuple[Any, str]:
+        return getattr(self, "__self__", self._self_owner), self.__name__
 
 
 class ScopedFunction(wrapt.FunctionWrapper):  # type: ignore[misc,type-arg]
     """A function in a scope. Copied and pickled as functions are: by reference."""
+
+    __bound_function_wrapper__ = ScopedMethod
 
     def __copy__(self) -> ScopedFunction:
         return self
@@ -80,37 +106,48 @@ def wrap(fn: F, open_scope: OpenScope) -> F:
 
 
 def run_in(scope: AbstractContextManager[Any], call: Callable[[], Any]) -> Any:
-    """Call a plain function in a scope, which lasts until what it returns is awaited if that is a coroutine.
+    """Call a plain function in a scope, which lasts as long as what it returns is under way.
 
-    That is so where a plain wrapper, such as a retry, is around an async function.
+    That is so where a plain wrapper, such as a retry, is around an async function or a generator function, and where a
+    function starts a task.
     """
     outside = current_step.get()
-    result: Any = None
-    scope.__enter__()
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(scope)
         result = call()
-    finally:
-        if not inspect.iscoroutine(result):
-            scope.__exit__(None, None, None)
-    if not inspect.iscoroutine(result):
-        return result
-    inside = Frame()
-    current_step.set(outside)
-    return awaited(scope, inside, result)
+        if not isinstance(result, _UNDER_WAY):
+            return result
+        inside = Frame()
+        current_step.set(outside)
+        return followed(stack.pop_all(), inside, result)
 
 
-async def awaited(scope: AbstractContextManager[Any], frame: Frame, coroutine: Coroutine[Any, Any, T]) -> T:
+def followed(opened: ExitStack, frame: Frame, result: Any) -> Any:
+    """Return what stands for a result under way, whose scope has been entered in a frame, and is left at its end."""
+    if isinstance(result, CoroutineType):
+        return awaited(opened, frame, result)
+    if isinstance(result, GeneratorType):
+        return relay(lambda: opened, result, frame)
+    if isinstance(result, AsyncGeneratorType):
+        return relay_async(lambda: opened, result, frame)
+    if result.done():  # maybe of an event loop that is closed, and takes no callback
+        opened.close()
+    else:
+        result.add_done_callback(lambda done: opened.close())
+    return result
+
+
+async def awaited(opened: ExitStack, frame: Frame, coroutine: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine in a scope that has been entered in a frame, and leave that."""
-    with frame:
-        try:
-            return await coroutine
-        finally:
-            scope.__exit__(None, None, None)
+    with frame, opened:
+        return await coroutine
 
 
-def relay(open_scope: OpenScope, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Do as ``yield from generator`` does, with the generator in a scope."""
-    frame, scope = Frame(), open_scope()
+def relay(
+    open_scope: OpenScope, generator: Generator[Any, Any, Any], frame: Frame | None = None
+) -> Generator[Any, Any, Any]:
+    """Do as ``yield from generator`` does, with the generator in a scope, and in a frame of its own if not given."""
+    frame, scope = frame or Frame(), open_scope()
     with frame:
         scope.__enter__()
     try:
@@ -135,9 +172,11 @@ def relay(open_scope: OpenScope, generator: Generator[Any, Any, Any]) -> Generat
             scope.__exit__(None, None, None)
 
 
-async def relay_async(open_scope: OpenScope, generator: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
+async def relay_async(
+    open_scope: OpenScope, generator: AsyncGenerator[Any, Any], frame: Frame | None = None
+) -> AsyncGenerator[Any, Any]:
     """Do for an async generator what :func:`relay` does for a generator."""
-    frame, scope = Frame(), open_scope()
+    frame, scope = frame or Frame(), open_scope()
     with frame:
         scope.__enter__()
     try:

@@ -45,7 +45,7 @@ def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
     """Read the agent step graph of a compiled LangGraph app.
 
     Edges that always hold become edges that are always taken, in parallel if there are several; conditional ones become
-    alternatives, equally likely until the server has seen runs.
+    alternatives, equally likely: LangGraph says no more, and servers learn nothing about a declared graph.
 
     Args:
         app: what ``StateGraph.compile`` returns.
@@ -101,9 +101,12 @@ class Hints(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """The app starts, or one of its nodes; what runs inside a node is the node's business."""
+        """The app starts, or one of its nodes; what runs inside a node is the node's business.
+
+        The app has a parent where it is part of a chain, and has been given its callbacks by ``with_config``.
+        """
         node = (metadata or {}).get("langgraph_node")
-        if parent_run_id is None:
+        if parent_run_id is None or (node is None and active_step() is None):
             self._enter(run_id, Workflow(self._options))
         elif node is not None and more.get("name") == node and node not in _ENDS:
             self._enter(run_id, step(node))

@@ -16,6 +16,8 @@ import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
+import wrapt
+
 import kvflow.client as kv
 from kvflow.client.tool_call import ToolCall
 from kvflow.client.wrapping import wrap
@@ -58,15 +60,15 @@ def instrument(agent: Agent[Any], *, client: Any = None, model: str = "default")
     return agent
 
 
-class _Stepped(Model):
-    """A model that says whose step it answers.
+class _Stepped(wrapt.ObjectProxy):  # type: ignore[misc,type-arg]
+    """A model that says whose step it answers; in everything else the model itself, for the SDK asks what it is.
 
-    Attributes:
+    Args:
         model: it asks.
         whose: the agent's name, and how many messages at the beginning of its prompts are fixed.
     """
 
-    def __init__(self, model: Model, whose: tuple[str, int | None]) -> None:
+    def __init__(self, model: Any, whose: tuple[str, int | None]) -> None:
         async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # whatever kind of function the model's is
             items = model.stream_response(*args, **kwargs)
             try:
@@ -76,31 +78,32 @@ class _Stepped(Model):
                 if isinstance(items, AsyncGenerator):
                     await items.aclose()
 
-        self.model, self.whose = model, whose
+        super().__init__(model)
+        self._self_whose = whose
         name, fixed_prompt_messages = whose
         stepped = kv.agent(name, fixed_prompt_messages=fixed_prompt_messages)
-        self._respond: Callable[..., Any] = stepped(model.get_response)
-        self._stream: Callable[..., AsyncIterator[Any]] = stepped(stream)
+        self._self_respond: Callable[..., Any] = stepped(model.get_response)
+        self._self_stream: Callable[..., AsyncIterator[Any]] = stepped(stream)
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._respond(*args, **kwargs)
+        return await self._self_respond(*args, **kwargs)
 
     def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        return self._stream(*args, **kwargs)
+        return self._self_stream(*args, **kwargs)
 
-    async def close(self) -> None:
-        await self.model.close()
+    def __copy__(self) -> _Stepped:
+        return _Stepped(copy.copy(self.__wrapped__), self._self_whose)
 
-    def get_retry_advice(self, request: Any) -> Any:
-        return self.model.get_retry_advice(request)
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Stepped:
+        return _Stepped(copy.deepcopy(self.__wrapped__, memo), self._self_whose)
 
 
-def _stepped(agent: Agent[Any], client: Any, name: str) -> Model:
+def _stepped(agent: Agent[Any], client: Any, name: str) -> Any:
     model = agent.model
     fixed = isinstance(agent.instructions, str) and agent.instructions  # a function's differ from run to run
     whose = agent.name, 1 if fixed else None
     if isinstance(model, _Stepped):
-        return model if model.whose == whose else _Stepped(model.model, whose)
+        return model if model._self_whose == whose else _Stepped(model.__wrapped__, whose)
     if not isinstance(model, Model):
         if client is None:
             raise TypeError(f"agent {agent.name!r} has no model of its own: give instrument() a client to ask with")

@@ -10,6 +10,7 @@ import pickle
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -74,6 +75,41 @@ async def test_methods_of_every_kind() -> None:
     assert Crew.klass() == crew.klass() == ("crew", "klass")
     assert await Crew.klass2() == await crew.klass2() == ("crew", "klass2")
     assert crew() == "called"
+
+
+def test_a_decorated_method_is_copied_with_its_object() -> None:
+    class Toolbox:
+        def __init__(self) -> None:
+            self.tag = "first"
+            self.tools = [self.search, self.kind, self.static]
+
+        @kvflow.tool("search")
+        def search(self) -> str:
+            return self.tag
+
+        @kvflow.tool("kind")
+        @classmethod
+        def kind(cls) -> str:
+            return cls.__name__
+
+        @kvflow.tool("static")
+        @staticmethod
+        def static() -> str:
+            return "static"
+
+    first = Toolbox()
+    other = copy.deepcopy(first)
+    other.tag = "other"
+    assert [tool() for tool in first.tools] == ["first", "Toolbox", "static"]
+    assert [tool() for tool in other.tools] == ["other", "Toolbox", "static"]
+    assert copy.copy(first.search)() == "first"
+
+
+@pytest.mark.parametrize("name", ["method", "static", "static2", "klass"])
+@pytest.mark.parametrize("owner", [Crew, Crew()])
+def test_a_decorated_method_pickles_as_a_method(owner: Any, name: str) -> None:
+    arguments = [owner] * (name == "method" and owner is Crew) + [1] * name.startswith("static")
+    assert pickle.loads(pickle.dumps(getattr(owner, name)))(*arguments) == getattr(owner, name)(*arguments)
 
 
 async def test_callable_objects_and_partials() -> None:
@@ -168,6 +204,24 @@ def test_an_id_or_a_tenant_too_long_is_no_error_but_known_by_a_digest(caplog: py
         "a workflow id is longer than 256 characters",
         "a tenant is longer than 128 characters",
     ]
+
+
+def test_ids_and_tenants_may_be_numbers_and_uuids() -> None:
+    uuid = UUID(int=7)
+    for given, known in ((42, "42"), (uuid, str(uuid)), ("id", "id")):
+        with kvflow.workflow("t", id=given, tenant=given) as run:
+            payload = kvflow.extra_body()["kv_hints"]["actions"][0]["payload"]
+            assert (run.id, payload["workflow_id"], payload["tenant"]) == (known, known, known)
+
+
+@pytest.mark.parametrize("wrong", [b"id", 1.5, object(), ["id"]])
+def test_ids_and_tenants_that_are_no_names_are_told_at_once(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a workflow id must be a text, a number or a UUID, not"):
+        kvflow.workflow("t", id=wrong)
+    with pytest.raises(TypeError, match="a tenant must be a text, a number or a UUID, not"):
+        kvflow.workflow("t", tenant=wrong)
+    with pytest.raises(TypeError, match="a workflow id must be"):
+        kvflow.feedback(1, wrong)
 
 
 async def test_a_plain_wrapper_around_an_async_function_does_not_end_its_step_early() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import warnings
 from typing import Annotated, Any, TypedDict
 
@@ -15,13 +16,26 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # other people's deprecations
     pytest.importorskip("langgraph", reason="LangGraph is not on PYTHONPATH")
     pytest.importorskip("agents", reason="the OpenAI Agents SDK is not on PYTHONPATH")
-    from agents import Agent, Model, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
+    from agents import (
+        Agent,
+        GuardrailFunctionOutput,
+        Model,
+        ModelResponse,
+        OpenAIChatCompletionsModel,
+        OutputGuardrail,
+        Runner,
+        Usage,
+        function_tool,
+        set_tracing_disabled,
+    )
     from langchain_core.language_models.fake import FakeListLLM
     from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
     from langchain_core.messages import AIMessage
+    from langchain_core.runnables import RunnableLambda
     from langchain_core.tools import tool
     from langgraph.graph import END, START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode, tools_condition
+    from openai import AsyncOpenAI
     from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
     from kvflow.integrations.langgraph import Hints, graph_of
@@ -110,6 +124,28 @@ def test_a_node_that_fails_ends_its_step_and_the_workflow() -> None:
     with pytest.raises(ValueError, match="no"):
         app(fail).invoke({"seen": []}, config={"callbacks": [hints]})
     assert kvflow.current() is None
+    assert not hints._open
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_app_in_a_chain_is_one_workflow(is_async: bool) -> None:
+    hints = Hints("t")
+    chain = RunnableLambda(lambda query: {"seen": []}) | app().with_config(callbacks=[hints])
+    for _ in range(2):
+        check((asyncio.run(chain.ainvoke("q")) if is_async else chain.invoke("q"))["seen"])
+    assert not hints._open
+
+
+def test_chains_in_nodes_and_subgraphs_are_part_of_the_workflow() -> None:
+    def node(state: State) -> State:
+        return {"seen": [(RunnableLambda(lambda _: kvflow.current()) | RunnableLambda(lambda step: step)).invoke(1)]}
+
+    hints = Hints("t")
+    builder = StateGraph(State)
+    builder.add_node("team", app(node))
+    builder.add_edge(START, "team")
+    chain = RunnableLambda(lambda query: {"seen": []}) | builder.compile().with_config(callbacks=[hints])
+    check(chain.invoke("q")["seen"])
     assert not hints._open
 
 
@@ -289,6 +325,40 @@ def test_a_clone_that_is_instrumented_asks_and_waits_in_its_own_name(told: list[
         asyncio.run(Runner.run(clerk, "Is it?"))
     assert [step.agent for step in asked] == ["other", "other", "clerk"]
     assert [(fields["agent"], fields["event"]) for fields in told] == [("other", "start"), ("other", "end")]
+
+
+def test_a_model_stays_what_it_is_to_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tracing_disabled(True)
+    asked: list[Any] = []
+
+    async def answer(self: Any, *args: Any, **kwargs: Any) -> ModelResponse:
+        asked.append(kvflow.current())
+        return ModelResponse(output=[message("so")], usage=Usage(), response_id=None)
+
+    async def clean_up(self: Any, owner: Any) -> None:
+        asked.append("cleaned up")
+
+    monkeypatch.setattr(OpenAIChatCompletionsModel, "get_response", answer)
+    monkeypatch.setattr(OpenAIChatCompletionsModel, "_cleanup_on_run_end", clean_up)
+    guardrail = OutputGuardrail(lambda *said: GuardrailFunctionOutput(output_info=None, tripwire_triggered=False))
+    client = AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="none")
+    agent = instrument(Agent(name="clerk", output_guardrails=[guardrail]), client=client, model="small")
+    with kvflow.workflow("support"):
+        asyncio.run(Runner.run(agent, "q", previous_response_id="r"))
+    assert [getattr(step, "agent", step) for step in asked] == ["clerk", "cleaned up"]
+    model: Any = agent.model
+    assert (model.model, model._supports_default_prompt_cache_key()) == (
+        "small",
+        OpenAIChatCompletionsModel("small", client)._supports_default_prompt_cache_key(),
+    )
+
+
+def test_a_copy_of_an_agents_model_asks_in_its_name() -> None:
+    asked: list[Any] = []
+    model = instrument(Agent(name="clerk", model=scripted(asked, [], []))).model
+    for again in (copy.copy(model), copy.deepcopy(model)):
+        asyncio.run(again.get_response())
+    assert [step.agent for step in asked] == ["clerk"] * 2
 
 
 def test_an_agent_without_a_model_needs_a_client() -> None:

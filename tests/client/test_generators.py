@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import threading
 import types
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +19,14 @@ import kvflow
 def agent_now() -> str | None:
     now = kvflow.current()
     return now.agent if now else None
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The agents whose steps have ended."""
+    told: list[str] = []
+    monkeypatch.setattr("kvflow.client.scopes.tell", lambda action, **fields: told.append(fields["agent"]))
+    return told
 
 
 def test_a_generator_does_not_leak_into_its_consumer() -> None:
@@ -198,3 +207,105 @@ async def test_an_async_generator_is_still_a_full_one() -> None:
     await generator.aclose()
     assert log == ["sent", "talk", "closed"]
     assert agent_now() is None
+
+
+def lazily(fn: Any) -> Any:
+    """A plain function around another one, of whatever kind."""
+
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    return call
+
+
+def test_a_plain_wrapper_around_a_generator_function_does_not_end_its_step_early() -> None:
+    @kvflow.agent("writer")
+    @lazily
+    def stream() -> Generator[Any, Any, str]:
+        got = yield kvflow.current()
+        assert got == "sent"
+        yield kvflow.current()
+        return "result"
+
+    with kvflow.workflow():
+        generator = stream()
+        steps = [next(generator)]
+        assert agent_now() == "main"
+        steps.append(generator.send("sent"))
+        with pytest.raises(StopIteration, match="result"):
+            next(generator)
+        assert agent_now() == "main"
+    assert [step.agent for step in steps] == ["writer"] * 2
+    assert len({step.step_id for step in steps}) == 1
+
+
+async def test_a_plain_wrapper_around_an_async_generator_function_does_not_either() -> None:
+    @kvflow.agent("writer")
+    @lazily
+    async def stream() -> AsyncIterator[str | None]:
+        for _ in range(2):
+            await asyncio.sleep(0)
+            yield agent_now()
+
+    with kvflow.workflow():
+        seen = [(item, agent_now()) async for item in stream()]
+    assert seen == [("writer", "main")] * 2
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+async def test_a_task_that_a_function_returns_is_part_of_its_step(told: list[str], cancel: bool) -> None:
+    async def write() -> str | None:
+        await asyncio.sleep(0.01)
+        return agent_now()
+
+    @kvflow.agent("writer")
+    def start() -> asyncio.Task[str | None]:
+        return asyncio.create_task(write())
+
+    with kvflow.workflow():
+        task = start()
+        assert isinstance(task, asyncio.Task)
+        assert (agent_now(), told) == ("main", [])
+        if cancel:
+            task.cancel()
+        assert await asyncio.gather(task, return_exceptions=True) == ["writer"] or cancel
+        assert told == ["writer"]
+
+
+def test_a_future_that_a_function_returns_is_part_of_its_step(told: list[str]) -> None:
+    ready = threading.Event()
+
+    @kvflow.agent("writer")
+    def start() -> Future[str | None]:
+        return pool.submit(kvflow.carry(lambda: agent_now() if ready.wait() else None))
+
+    with ThreadPoolExecutor(1) as pool, kvflow.workflow():
+        future = start()
+        assert (agent_now(), told) == ("main", [])
+        ready.set()
+        assert future.result() == "writer"
+        pool.shutdown()
+        assert told == ["writer"]
+
+
+def test_a_task_of_an_event_loop_that_is_closed_is_no_error(told: list[str]) -> None:
+    async def start() -> asyncio.Task[None]:
+        task = asyncio.create_task(asyncio.sleep(0))
+        await task
+        return task
+
+    done = asyncio.run(start())
+    with kvflow.workflow():
+        assert kvflow.agent("writer")(lambda: done)() is done
+        assert (agent_now(), told) == ("main", ["writer"])
+
+
+def test_a_wrapped_generator_function_that_raises_at_once_ends_its_step(told: list[str]) -> None:
+    @kvflow.agent("writer")
+    def stream() -> Iterator[int]:
+        raise LookupError("mine")
+
+    with kvflow.workflow():
+        with pytest.raises(LookupError, match="mine"):
+            stream()
+        assert (agent_now(), told) == ("main", ["writer"])

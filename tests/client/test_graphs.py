@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import kvflow
 from kvflow.client import scopes
-from kvflow.client.server import REDECLARE_S, GraphDeclaration, Server
+from kvflow.client.server import MAX_GRAPHS, REDECLARE_S, GraphDeclaration, Server
 
 if TYPE_CHECKING:
     from tests.client.conftest import Peer
@@ -30,12 +29,35 @@ def test_a_graph_is_declared_once_before_the_first_hint(peer: Peer, sdk: Any, as
     assert all(request.actions for request in peer.llm)
 
 
-def test_another_content_is_declared_again(peer: Peer, sdk: Any, ask: Any) -> None:
+def test_a_run_with_another_content_declares_its_own_again(peer: Peer, sdk: Any, ask: Any) -> None:
     client = kvflow.instrument(sdk(peer))
     for graph in (GRAPH, GRAPH | {"edges": [["START", "a"]]}, GRAPH):
         with kvflow.workflow("review", graph=graph):
             ask(client)
-    assert len([request for request in peer.received if request.method == "PUT"]) == 3
+            await_puts()
+    assert len(peer.to("/review")) == 3
+
+
+def test_runs_of_one_type_at_once_whose_graphs_differ_wait_for_each_of_them_once(peer: Peer) -> None:
+    server = Server(peer.url)
+    graphs = [GraphDeclaration(workflow_type="review", body=body) for body in ("{}", '{"edges": []}')]
+    for graph in graphs:
+        assert server.declare(graph, begins=True).wait() is True
+    peer.delays_s["/kvflow/v1/graphs/review"] = 60
+    for graph in graphs * 20:
+        assert server.declare(graph).known is True
+    assert len(peer.to("/review")) == 2
+    server.close()
+
+
+def test_only_so_many_graphs_are_remembered(peer: Peer) -> None:
+    peer.speaks = False
+    server = Server(peer.url)
+    assert server.speaks().wait() is False
+    for number in range(MAX_GRAPHS + 10):
+        server.declare(GraphDeclaration(workflow_type="plan", body=str(number))).wait()
+    assert len(server._graphs) == MAX_GRAPHS
+    server.close()
 
 
 def test_every_server_gets_the_graph(peer: Peer, make_peer: Any, sdk: Any, ask: Any) -> None:
@@ -122,22 +144,20 @@ def test_a_graph_is_declared_again_after_a_while_and_nobody_waits(peer: Peer) ->
     peer.statuses["/kvflow/v1/graphs/review"] = 422
     for _ in range(3):
         assert server.declare(graph) is first, "the old answer stands"
-    await_puts(peer, 2)
+    await_puts()
+    assert len(peer.to("/review")) == 2
     now_s = 2 * REDECLARE_S
     server.declare(graph)
-    await_puts(peer, 3)
+    await_puts()
+    assert len(peer.to("/review")) == 3
     server.close()
 
 
-def await_puts(peer: Peer, count: int) -> None:
-    """Wait until the server has heard of a graph so many times, and not once more."""
-    deadline_s = time.monotonic() + 10
-    while len(peer.to("/review")) < count and time.monotonic() < deadline_s:
-        time.sleep(0.005)
+def await_puts() -> None:
+    """Wait until every graph that is on its way has arrived."""
     for thread in threading.enumerate():
         if thread.name == "kvflow-ask":
             thread.join(10)
-    assert len(peer.to("/review")) == count
 
 
 def test_a_graph_that_cannot_be_read_is_logged(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:

@@ -222,6 +222,72 @@ def test_wrong_settings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         kvflow.configure(hints="never")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("url", ["http://host:30000x", "localhost:30000", "host", "ftp://host", "http://"])
+def test_a_url_that_is_none(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, peer: Peer, sdk: Any, ask: Any
+) -> None:
+    monkeypatch.setenv("KVFLOW_URL", url)
+    monkeypatch.setenv("KVFLOW_HINTS", "always")
+    with kvflow.workflow():
+        ask(kvflow.instrument(sdk(peer)))
+    assert kvflow.flush()
+    assert peer.llm[0].actions, "what else is set counts"
+    assert [record.getMessage().split(":")[0] for record in caplog.records if record.levelname == "WARNING"] == [
+        "KVFLOW_URL is ignored"
+    ]
+    with pytest.raises(ConfigError, match="url must be the URL of a server, such as"):
+        kvflow.configure(url=url)
+
+
+def test_a_server_that_cannot_be_asked_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as closing:
+            url = f"http://127.0.0.1:{closing.getsockname()[1]}"
+        asked = server.Server(url)
+        assert asked.speaks().wait() is False
+        asked.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "did not say whether it speaks kvflow: ConnectError" in warnings[0]
+
+
+@pytest.fixture
+def no_thread() -> Iterator[pytest.MonkeyPatch]:
+    """No thread of ours can be started until this is undone."""
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("kvflow"):
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    original = threading.Thread.start
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        yield patched
+
+
+def test_a_server_that_no_thread_could_ask_is_asked_later(no_thread: pytest.MonkeyPatch, peer: Peer) -> None:
+    now_s = 0.0
+    asked = server.Server(peer.url, clock=lambda: now_s)
+    assert asked.speaks().wait() is False
+    no_thread.undo()
+    assert asked.speaks().wait() is False
+    now_s = server.SLOW_S
+    asked.speaks()
+    while asked.speaks().known is False:
+        time.sleep(0.005)
+    asked.close()
+
+
+def test_facts_that_no_thread_could_send_are_sent_later(no_thread: pytest.MonkeyPatch, peer: Peer) -> None:
+    kvflow.configure(url=peer.url, hints="always")
+    with kvflow.workflow():
+        with kvflow.step("a"):
+            pass
+        no_thread.undo()
+    assert peer.told() == [("a", "end"), ("END", "start")]
+
+
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_the_root_of_a_server(end: str) -> None:
     assert outbox.outbox().server("http://host:1/gateway" + end).root == "http://host:1/gateway"
