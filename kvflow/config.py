@@ -266,18 +266,33 @@ def load(overrides: Mapping[str, Any] | None = None) -> Settings:
         overrides: nested mapping that wins over everything else.
 
     Raises:
-        ConfigError: a setting is unknown or out of range, a ``KVFLOW_`` variable is misspelt, or the file is missing.
+        ConfigError: a setting is unknown or out of range, a ``KVFLOW_`` variable is misspelt, or the file is missing
+            or cannot be read.
     """
     _check_variables()
     path = os.environ.get(CONFIG_VARIABLE)
-    if path and not Path(path).is_file():
-        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which is not a file")
+    if path:
+        _check_file(Path(path))
     try:
         return Settings(**(overrides or {}))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"setting {where}: {first['msg']} (got {first.get('input')!r})") from None
+
+
+def _check_file(path: Path) -> None:
+    """pydantic-settings fails in many ways on what is no mapping of names."""
+    import yaml
+
+    if not path.is_file():
+        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which is not a file")
+    try:
+        found = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which cannot be read as YAML: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which has no settings by name: see `kvflow config`")
 
 
 def _check_variables() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvflow.cli.circumstances import circumstances
@@ -39,7 +40,7 @@ def demo(
 
             result = run_demo(settings, folder, show)
     except KVFlowError as error:
-        console.print(f"[red]error[/red] {error}", highlight=False)
+        console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from None
     result |= circumstances()
     (folder / "demo.json").write_text(json.dumps(result))

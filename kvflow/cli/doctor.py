@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvflow import config
@@ -141,6 +142,6 @@ def _print(report: dict[str, Any]) -> None:
             table.add_row(seam["name"], seam["feature"], seam["kind"], holds)
         console.print(table)
     for finding in report["findings"]:
-        console.print(f"[red]problem[/red] {finding['problem']}\n  [green]fix[/green] {finding['fix']}")
+        console.print(f"[red]problem[/red] {escape(finding['problem'])}\n  [green]fix[/green] {escape(finding['fix'])}")
     if not report["findings"]:
         console.print("[green]nothing to fix[/green]")

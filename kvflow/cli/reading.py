@@ -33,8 +33,13 @@ def told_as_usage() -> Iterator[None]:
 def check_folders(*paths: Path | None) -> None:
     """Refuse files that could not be written, before the work is done."""
     for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise typer.BadParameter(f"there is no folder {path.parent} to write {path.name} to")
+        there = path if path.exists() else path.absolute().parent
+        if not os.access(there, os.W_OK):
+            raise typer.BadParameter(f"{there} cannot be written to")
 
 
 def check_made(folder: Path) -> None:

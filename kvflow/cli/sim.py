@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import httpx
 import typer
+from rich.console import Console
 
-from kvflow.cli.reading import check_folders, told_as_usage
+from kvflow.cli.ending import ended_by_signals
+from kvflow.cli.reading import check_folders, told_as_usage, write
 from kvflow.errors import KVFlowError
 
 if TYPE_CHECKING:
@@ -124,13 +127,15 @@ def measure(
         typer.echo(text, err=True)
 
     try:
-        with _server(url) as address:
+        with ended_by_signals(), _server(url) as address:
             samples = asyncio.run(measure_server(address, name, settings, show))
     except KVFlowError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    out.write_text(samples.model_dump_json(indent=1) + "\n")
-    typer.echo(f"written: {out}", err=True)
+    except httpx.HTTPError as error:
+        typer.echo(f"error: the server does not answer any more: {error!r}", err=True)
+        raise typer.Exit(1) from None
+    write(out, lambda: out.write_text(samples.model_dump_json(indent=1) + "\n"), Console(stderr=True))
 
 
 @contextmanager

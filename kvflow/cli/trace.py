@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -122,6 +123,8 @@ def record(
 ) -> None:
     """Run a program that uses kvflow's client, and make a trace of what it asks.
 
+    A program that is interrupted has the trace of what it did until then.
+
     Example: kvflow trace record --url http://localhost:30000 --out run.jsonl.gz -- python program.py --fast
     """
     from kvflow.trace import import_trace
@@ -134,7 +137,7 @@ def record(
         facts.touch()
         environment = {**os.environ, "KVFLOW_RECORD": str(facts)} | ({"KVFLOW_URL": url} if url else {})
         try:
-            code = subprocess.run(context.args, env=environment, check=False).returncode
+            code = _run(context.args, environment)
         except OSError as error:
             raise typer.BadParameter(f"cannot run {context.args[0]}: {error.strerror}") from None
         bad: list[BadRow] = []
@@ -148,6 +151,15 @@ def record(
         raise _failure("the program made no LLM call that kvflow's client saw; see kvflow.instrument", code or 1)
     typer.echo(f"{out}: {_summary(counts)}", err=True)
     raise typer.Exit(code)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Run a program until it ends. Interrupts of the terminal reach it, too, and what it does about them is its own."""
+    with subprocess.Popen(command, env=environment) as program:
+        while program.returncode is None:
+            with suppress(KeyboardInterrupt):
+                program.wait()
+    return program.returncode if program.returncode >= 0 else 128 - program.returncode  # as shells tell of signals
 
 
 def _write(out: Path, header: TraceHeader, events: Iterable[Event]) -> Counter[str]:

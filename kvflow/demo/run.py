@@ -18,7 +18,7 @@ from kvflow.demo.compare import compare, differing_calls, identical_tokens
 from kvflow.demo.corpus import source_files, trace_documents
 from kvflow.demo.measure import REQUEST_TIMEOUT_S, MeasuredModel, RoundRecord
 from kvflow.demo.program import GRAPH, Review
-from kvflow.errors import MissingExtraError
+from kvflow.errors import MissingExtraError, ServerUnavailableError
 from kvflow.graph import to_dict
 from kvflow.patches.cpu.publish import SETTLED_S
 from kvflow.replay.preparing import flush
@@ -162,7 +162,13 @@ async def _play(
                 done += 1
                 progress(f"round {round_number} of {settings.rounds}: {name}", done, total)
 
-            await _play_round(settings, server, result, index, batch, workflow_done)
+            try:
+                await _play_round(settings, server, result, index, batch, workflow_done)
+            except httpx.HTTPError as error:
+                raise ServerUnavailableError(
+                    f"{server.arm.name}: {server.url} does not answer any more ({error!r}): see its log in the "
+                    "demonstration's folder"
+                ) from None
     return results
 
 
@@ -197,9 +203,12 @@ async def _play_round(
                 workflow_done()
 
         samples = result.residency if index == 0 else []
-        async with server.observed(client, samples), asyncio.TaskGroup() as workers:
-            for number in range(settings.at_once):
-                workers.create_task(worker(number * settings.stagger_s))
+        try:
+            async with server.observed(client, samples), asyncio.TaskGroup() as workers:
+                for number in range(settings.at_once):
+                    workers.create_task(worker(number * settings.stagger_s))
+        except ExceptionGroup as failed:  # what goes wrong for one goes wrong for all
+            raise failed.exceptions[0] from None
         result.rounds.append(record)
         await asyncio.sleep(SETTLED_S)
         loads = server.link().since(before)

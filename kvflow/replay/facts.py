@@ -7,7 +7,7 @@ from typing import Any
 
 from kvflow.graph import END
 from kvflow.hints import step_action, tool_action
-from kvflow.hints.fields import MAX_NAME
+from kvflow.hints.fields import MAX_IDENTIFIER, MAX_NAME
 from kvflow.trace import LLMCall, ToolStart
 
 
@@ -40,7 +40,7 @@ class Steps:
             agent=self.agent or start.agent[:MAX_NAME],
             tool=start.tool[:MAX_NAME],
             verb=start.verb[:MAX_NAME] if start.verb else None,
-            call_id=start.tool_call,
+            call_id=start.tool_call[:MAX_IDENTIFIER],
             event=event,
         )
 

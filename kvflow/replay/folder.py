@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from importlib import metadata
 from pathlib import Path
@@ -86,6 +87,17 @@ def traces_digest(workload: Workload) -> str:
             for event in events:
                 digest.update(event.model_dump_json().encode())
     return digest.hexdigest()[:16]
+
+
+def file_digests(paths: Iterable[str]) -> dict[str, str | None]:
+    """Digests of what is in files; None for one that cannot be read."""
+    found: dict[str, str | None] = {}
+    for path in sorted(paths):
+        try:
+            found[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+        except OSError:
+            found[path] = None
+    return found
 
 
 def _mark(plan: dict[str, Any], workload: Workload) -> dict[str, Any]:

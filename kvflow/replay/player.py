@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from zlib import crc32
 
 from kvflow.engine import Accounting, digests
+from kvflow.hints.fields import MAX_IDENTIFIER, MAX_NAME
 from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
 from kvflow.replay.facts import Steps
@@ -122,6 +123,7 @@ class _Run:
         self._connection = player.connection
         self._program = program
         self._workflow_id = workflow_id
+        self._spawned: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._over_s: dict[str, float] = {}
         self._contexts: dict[str, asyncio.Future[_Context]] = {}
         self._uses = Counter(call.prompt.base for call in program.calls)
@@ -142,7 +144,9 @@ class _Run:
                     await self._tool_ends(event, thread, waited_s)
                 case Spawn():
                     self.threads[event.child] = asyncio.create_task(self.thread(event.child, thread.due_s))
+                    self._spawned[event.child].set()
                 case Join():
+                    await self._spawned[event.child].wait()  # by another thread, which may be late
                     await self.threads[event.child]
                     thread.due_s = max(thread.due_s, self._connection.now_s())
                     thread.waited_s = max(waited_s or 0.0, self._over_s[event.child])
@@ -153,12 +157,13 @@ class _Run:
 
     def _steps(self, thread: str) -> Steps:
         """A thread of its own is a workflow below the program's, of a type named after its first agent."""
-        workflow_type = self._program.start.type
+        workflow_type = self._program.start.type[:MAX_NAME]
         if thread == MAIN_THREAD:
             return Steps(self._workflow_id, workflow_type)
         calls = (event for event in self._program.threads[thread] if isinstance(event, LLMCall))
         agent = next((call.agent for call in calls), thread)
-        return Steps(f"{self._workflow_id}/{thread}", f"{workflow_type}/{agent}", self._workflow_id)
+        child_id = f"{self._workflow_id[: MAX_IDENTIFIER // 2]}/{thread}"[:MAX_IDENTIFIER]
+        return Steps(child_id, f"{workflow_type}/{agent}"[:MAX_NAME], self._workflow_id)
 
     def _tool_starts(self, event: ToolStart, end: ToolEnd | None, thread: _Thread) -> None:
         start_s = max(thread.due_s, self._connection.now_s())
@@ -172,7 +177,7 @@ class _Run:
         start, start_s = thread.started[event.tool_call]
         end_s = thread.ends_s[event.tool_call]
         if waited_s is not None:
-            end_s = waited_s + self._player.pace.of_tool(event)
+            end_s = max(end_s, waited_s + self._player.pace.of_tool(event))
         await asyncio.sleep(end_s - self._connection.now_s())
         thread.due_s = max(thread.due_s, end_s)
         record = ToolRecord(

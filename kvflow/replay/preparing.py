@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 
 from kvflow.errors import ServerUnavailableError
+from kvflow.patches.switch import ENABLE_VARIABLE
 from kvflow.replay.arms import flag_of
 from kvflow.replay.asking import About, about, asked, read
 from kvflow.replay.forcing import FLAG, forced
@@ -106,7 +107,7 @@ def _check_size(running: Running, found: About) -> None:
 
 
 async def _runs_kvflow(running: Running, client: httpx.AsyncClient) -> bool:
-    """Whether a server runs kvflow; its arm may need that."""
+    """Whether a server runs kvflow; its arm may need that, or that it does not."""
     response = await asked(client, "GET", "/kvflow/v1/status")
     if response.is_server_error:
         read(response)
@@ -116,6 +117,12 @@ async def _runs_kvflow(running: Running, client: httpx.AsyncClient) -> bool:
         raise ServerUnavailableError(
             f"{running.arm.name}: there is no kvflow at {running.url} to take hints: launch it with --enable-kvflow, "
             "or give the arm no-hints"
+        )
+    told = running.arm.kvflow or "--enable-kvflow" in running.flags or ENABLE_VARIABLE in dict(running.arm.env)
+    if runs and running.process is not None and not told:
+        raise ServerUnavailableError(
+            f"{running.arm.name}: its server runs kvflow, which the arm does not have: give the arm --enable-kvflow, "
+            "or take kvflow out of whatever else the server is told (a file of --config)"
         )
     return runs
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kvflow.config import CONFIG_VARIABLE
 from kvflow.errors import ConfigError
 from kvflow.patches.cpu.link import DirectionStatistics
 from kvflow.patches.cpu.publish import SETTLED_S
@@ -17,7 +19,7 @@ from kvflow.replay.arms import Arm
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import HIGH, LOW, Contents
-from kvflow.replay.folder import claim, read_round, round_path, write_round
+from kvflow.replay.folder import claim, file_digests, read_round, round_path, write_round
 from kvflow.replay.player import Player, arrive
 from kvflow.replay.preparing import Ready, prepare
 from kvflow.replay.record import Round
@@ -109,6 +111,8 @@ def replay(
     marked = asdict(replace(plan, rounds=0, notes={}))
     if machine is not None and plan.engine is not None:
         marked["machine"] = {name: machine.get(name) for name in _MACHINE}
+    if plan.engine is not None:
+        marked["settings files"] = file_digests(_settings_files(plan.arms, plan.engine))
     claim(folder, marked, workload, fresh=fresh)
     works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
@@ -135,6 +139,12 @@ def replay(
             write_round(path, seen)
             done[index, arm.name] = seen
     return list(done.values())
+
+
+def _settings_files(arms: Sequence[Arm], engine: Engine) -> set[str]:
+    """Files that tell launched servers their settings; that of the shell is for all of them."""
+    found = {path for arm in arms if arm.url is None for path in engine.settings_files(arm)}
+    return found | set(filter(None, [os.environ.get(CONFIG_VARIABLE)]))
 
 
 def _servers(

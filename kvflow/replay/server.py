@@ -10,15 +10,18 @@ from pathlib import Path
 import httpx
 
 from kvflow.client.server import KEEPALIVE_S
+from kvflow.config import CONFIG_VARIABLE
 from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import Direction, DirectionStatistics
 from kvflow.patches.cpu.publish import read_statistics
+from kvflow.patches.switch import ENABLE_VARIABLE
 from kvflow.replay.arms import Arm, flag_of
 from kvflow.replay.forcing import FLAG
 
 _STORAGE_FLAG = "--hicache-storage-backend"
 _STORAGE_VARIABLE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
+_COSTS = "KVFLOW_COSTS__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,18 @@ class Engine:
     def flags_of(self, arm: Arm) -> tuple[str, ...]:
         """Flags of SGLang for the server of an arm."""
         return (*self.flags, *(self.host_flags if arm.host else ()), *arm.flags)
+
+    def env_of(self, arm: Arm) -> dict[str, str]:
+        """Variables for the server of an arm; they would win over the costs in a file of settings that it names."""
+        own = dict(arm.env).get(CONFIG_VARIABLE) or flag_of(self.flags_of(arm), "--kvflow-config")
+        shared = {name: value for name, value in self.env.items() if not (own and name.startswith(_COSTS))}
+        return shared | dict(arm.env)
+
+    def settings_files(self, arm: Arm) -> set[str]:
+        """Files that tell the server of an arm its settings, kvflow's or SGLang's."""
+        flags = self.flags_of(arm)
+        named = (self.env_of(arm).get(CONFIG_VARIABLE), flag_of(flags, "--kvflow-config"), flag_of(flags, "--config"))
+        return {path for path in named if path}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +119,10 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
     link_path, storage = folder / f"{arm.slug}.link", folder / f"{arm.slug}.storage"
     link_path.unlink(missing_ok=True)
     flags = engine.flags_of(arm)
-    env = {"KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path), **engine.env}
-    env |= {_STORAGE_VARIABLE: str(storage), **dict(arm.env)} if _stores(flags) else dict(arm.env)
+    # whether kvflow runs is for the arm to say, not for the shell
+    env = {ENABLE_VARIABLE: "", "KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path)}
+    env |= {_STORAGE_VARIABLE: str(storage)} if _stores(flags) else {}
+    env |= engine.env_of(arm)
     with launch_server(
         engine.model,
         log_path=folder / f"{arm.slug}.log",

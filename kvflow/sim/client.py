@@ -134,7 +134,7 @@ class Clients:
         """Wait for a tool; one that has waited itself, for calls or threads, goes on from then."""
         end_s = thread.tools_s.pop(start.tool_call)
         if waited_s is not None:
-            end_s = waited_s + thread.tool_s(start)
+            end_s = max(end_s, waited_s + thread.tool_s(start))
         if end_s > self._env.now:
             yield self._env.timeout(end_s - self._env.now)
 

@@ -7,8 +7,9 @@ import itertools
 import multiprocessing
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -183,10 +184,11 @@ def compare(
     todo = _in_turn(plan, workload, tasks, lambda done: on_progress(len(runs), calls + done))
     gc.freeze()  # or every collection goes through all programs, which takes half of the time
     try:
-        for run in todo if jobs <= 1 else _side_by_side(plan, workload, tasks, jobs):
-            runs.append(run)
-            calls += int(run.measures["calls"])
-            on_progress(len(runs), calls)
+        with closing(todo if jobs <= 1 else _side_by_side(plan, workload, tasks, jobs)) as played:
+            for run in played:
+                runs.append(run)
+                calls += int(run.measures["calls"])
+                on_progress(len(runs), calls)
     finally:
         gc.unfreeze()
     position = {task: index for index, task in enumerate(tasks)}
@@ -195,14 +197,15 @@ def compare(
 
 Task = tuple[int, str, int]
 """Setup by position, policy, seed."""
+Made = Generator[Run, None, None]
 
 
-def _in_turn(plan: Plan, workload: Workload, tasks: list[Task], on_calls: Callable[[int], None]) -> Iterator[Run]:
+def _in_turn(plan: Plan, workload: Workload, tasks: list[Task], on_calls: Callable[[int], None]) -> Made:
     for task in tasks:
         yield _simulated(plan, workload, task, on_calls)
 
 
-def _side_by_side(plan: Plan, workload: Workload, tasks: list[Task], jobs: int) -> Iterator[Run]:
+def _side_by_side(plan: Plan, workload: Workload, tasks: list[Task], jobs: int) -> Made:
     # a forked process has the programs already; elsewhere each gets a copy
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
     with ProcessPoolExecutor(
@@ -212,6 +215,10 @@ def _side_by_side(plan: Plan, workload: Workload, tasks: list[Task], jobs: int) 
         try:
             for future in as_completed(futures):
                 yield future.result()
+        except BaseException:  # an interrupt, too: nobody waits for what still runs
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 

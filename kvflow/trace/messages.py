@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 
 from kvflow.trace.importers.base import CHARS_PER_TOKEN, digest, estimated_tokens
 
-SLICE_CHARS = round(80 * CHARS_PER_TOKEN)
-"""Texts without messages are cut into slices of this length, so that prompts that begin alike show it."""
+SLICE_TOKENS = 80
+"""Prompts without messages are cut into slices of this length, so that those that begin alike show it ..."""
+SLICE_CHARS = round(SLICE_TOKENS * CHARS_PER_TOKEN)
+"""... and their texts into slices of this one."""
 
 
 class MessagePart(NamedTuple):
     """One message of a prompt.
 
     Attributes:
-        role: of the message; ``tools`` for tool schemas, ``text`` for a slice of a prompt that is plain text.
+        role: of the message; ``tools`` for tool schemas, ``text`` for a slice of a prompt that is plain text or ids.
         name: digest of what it says; equal messages have equal ones.
         tokens: estimated from its length, or counted if it came as token ids.
     """
@@ -90,7 +92,9 @@ def _plain(value: Any) -> Iterator[MessagePart]:
         for start in range(0, len(value), SLICE_CHARS):
             yield _part("text", value[start : start + SLICE_CHARS])
     elif isinstance(value, list | tuple) and value and isinstance(value[0], int):
-        yield MessagePart("text", digest(str(list(value))), len(value))
+        for start in range(0, len(value), SLICE_TOKENS):
+            ids = list(value[start : start + SLICE_TOKENS])
+            yield MessagePart("text", digest(str(ids)), len(ids))
     elif isinstance(value, list | tuple):
         yield from _plain(value[0])  # a batch: the requests after the first are not told apart
 

@@ -90,3 +90,16 @@ def test_costs_and_tolerated_losses_are_not_negative(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(name, "-1")
     with pytest.raises(ConfigError, match="greater than or equal to 0"):
         config.load()
+
+
+@pytest.mark.parametrize("text", ["guard: [1, 2", "- guard", "guard", "3", "1: 2", "\udcff"])
+def test_a_file_without_settings_is_an_error_that_names_it(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvflow.yaml"
+    file.write_text(text, errors="surrogateescape")
+    monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    with pytest.raises(ConfigError, match=rf"KVFLOW_CONFIG names {file}, which (cannot be read|has no settings)"):
+        config.load()
+    file.write_text("")
+    assert config.load() == config.Settings()

@@ -197,15 +197,16 @@ def log_tail(log_path: Path, lines: int = 40) -> str:
 
 def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask a server to end, then kill the process group it was started in."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
             process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            logger.warning("server %d did not stop in %.0f s; killing it", process.pid, STOP_GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    except subprocess.TimeoutExpired:
+        logger.warning("server %d did not stop in %.0f s; killing it", process.pid, STOP_GRACE_S)
+    finally:  # another interrupt must not leave it behind
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait_until_ready(

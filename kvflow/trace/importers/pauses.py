@@ -113,7 +113,7 @@ class _Pacer:
         seconds, waits = event.seconds, walk.waits[known:]
         if seconds is not None and walk.waited:
             seconds = _after(walk.waits[-walk.waited :], seconds, start_s, at_s)
-            began_s = walk.waited_s
+            began_s = _latest(began_s, walk.waited_s)
         elif seconds is not None and waits and not self._holders_known:
             seconds = clipped(seconds - _taken_s(waits, start_s, at_s))
         walk.over_s = _latest(walk.over_s, at_s)

@@ -9,7 +9,7 @@ import pytest
 
 from kvflow.errors import ConfigError
 from kvflow.replay import folder as kept
-from kvflow.replay.arms import Arm
+from kvflow.replay.arms import Arm, parse_arm
 from kvflow.replay.folder import claim, read_round, round_path, traces_digest, write_round
 from kvflow.replay.record import Round
 from kvflow.replay.run import Plan, replay
@@ -88,6 +88,29 @@ def test_rounds_of_launched_servers_are_of_one_machine(tmp_path: Path) -> None:
         play(launched, "launched", gpus=["H200"])
     play(found, "found")
     play(found, "found", cpu="b")
+
+
+@pytest.mark.parametrize("named", ["--kvflow-config {}", "--config={}", "KVFLOW_CONFIG={}", "shell"])
+def test_what_is_in_the_files_of_settings_counts(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("guard: {enabled: false}")
+    if named == "shell":
+        monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    words = "" if named == "shell" else named.format(file)
+    plan = Plan(arms=(parse_arm(f"a=@kvflow {words}"),), engine=Engine(model="m"), load=Load(), rounds=0)
+
+    def play() -> None:
+        replay(plan, workload(), tmp_path / "f", lambda *_: None)
+
+    play()
+    write_round(round_path(tmp_path / "f", 0, plan.arms[0]), Round(arm="a", index=0, seed=0))
+    play()
+    file.write_text("guard: {enabled: true}")
+    with pytest.raises(ConfigError, match="what differs: settings files"):
+        play()
+    file.unlink()
+    with pytest.raises(ConfigError, match="what differs: settings files"):
+        play()
 
 
 def test_rounds_can_be_dropped(tmp_path: Path) -> None:

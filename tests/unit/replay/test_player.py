@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from typing import Any
+from typing import Any, ClassVar
 
+from kvflow.hints import decode_envelope, envelope
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
@@ -32,7 +33,13 @@ ANSWER_S = 0.2
 class Slow(Connection):
     """A server that takes its time for every call."""
 
+    said: ClassVar[list[dict[str, Any]]] = []
+
+    def say(self, workflow_id: str, action: dict[str, Any]) -> None:
+        self.said.append(action)
+
     async def ask(self, prompt: Any, answer: array[int], hints: Any, seen: CallRecord, *_: Any) -> Answer:
+        self.said.extend(hints)
         await asyncio.sleep(ANSWER_S)
         seen.ended_s = self.now_s()
         return Answer(tokens=answer, cached={})
@@ -50,12 +57,16 @@ def tool(name: str, seconds: float | None = None) -> ToolStart | ToolEnd:
 
 
 def played(main: list[ThreadEvent], **others: list[ThreadEvent]) -> Round:
-    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: main, **others})
+    return played_program(Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: main, **others}))
+
+
+def played_program(program: Program, workflow_id: str = "w") -> Round:
+    Slow.said.clear()
     seen = Round(arm="a", index=0, seed=0)
 
     async def play() -> None:
         connection = Slow(None, Arm(name="a"), free=True, began_s=asyncio.get_running_loop().time())  # type: ignore[arg-type]
-        await Player(connection, seen, Contents(), Pace(), 16).play(program, "w", 0.0)
+        await Player(connection, seen, Contents(), Pace(), 16).play(program, workflow_id, 0.0)
 
     asyncio.run(play())
     return seen
@@ -82,3 +93,25 @@ def test_a_tool_takes_its_own_time_from_the_end_of_its_thread_on_though_another_
 def test_a_tool_that_has_waited_for_an_answer_takes_its_own_time_after_it() -> None:
     seen = played([call("c1"), tool("x"), call("c2"), tool("x", 0.1), call("c3")])
     assert 0.49 < asked_s(seen, "c3") < 0.9
+
+
+def test_a_tool_takes_its_own_time_though_what_it_waited_for_was_over_before_it_began() -> None:
+    spawn, join = Spawn(workflow="w", child="s"), Join(workflow="w", child="s")
+    main = [spawn, call("c1"), call("c2"), tool("x"), join, tool("x", 0.5), call("c3")]
+    assert asked_s(played(main, s=[call("c4", "s")]), "c3") >= 2 * ANSWER_S + 0.5
+
+
+def test_a_thread_is_joined_that_another_one_spawns_later() -> None:
+    spawns = [call("c2", "a"), Spawn(workflow="w", thread="a", child="b")]
+    main = [Spawn(workflow="w", child="a"), Join(workflow="w", child="b"), call("c1")]
+    assert asked_s(played(main, a=spawns, b=[call("c3", "b")]), "c1") >= 2 * ANSWER_S
+
+
+def test_names_longer_than_hints_may_have_are_cut() -> None:
+    long = "n" * 300
+    ask = call("c1").model_copy(update={"thread": long, "agent": long})
+    tools = [ToolStart(workflow="w", agent=long, tool_call=long, tool=long), ToolEnd(workflow="w", tool_call=long)]
+    threads = {MAIN_THREAD: [Spawn(workflow="w", child=long)], long: [ask, *tools]}
+    seen = played_program(Program(start=WorkflowStart(workflow="w", type=long), threads=threads), "w" * 256)
+    assert len(seen.calls) == 1
+    assert decode_envelope(envelope(Slow.said)).outcomes == ()

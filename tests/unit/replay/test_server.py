@@ -14,6 +14,7 @@ import pytest
 from kvflow.errors import ServerUnavailableError
 from kvflow.replay import server
 from kvflow.replay.arms import Arm, parse_arm
+from kvflow.replay.engines import Sizes, cpu_engine
 from kvflow.replay.preparing import Ready, prepare
 from kvflow.replay.server import Engine, Running, serving
 
@@ -40,19 +41,34 @@ class Server:
             return httpx.Response(200, json={"output_ids": [9] * 4, "meta_info": {"cached_tokens": 0}})
         return httpx.Response(404 if path.startswith("/kvflow") else 200)
 
-    def prepared(self, *flags: str) -> Ready:
+    def prepared(self, *flags: str, arm: Arm | None = None, process: Any = None) -> Ready:
         """Make it ready for an arm whose server was launched with these flags."""
+        running = Running(arm=arm or Arm(name="a"), url="http://here", flags=flags, process=process)
 
         async def prepared() -> Ready:
             transport = httpx.MockTransport(self.respond)
             async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-                return await prepare(Running(arm=Arm(name="a"), url="http://here", flags=flags), client)
+                return await prepare(running, client)
 
         return asyncio.run(prepared())
 
     @property
     def cleared(self) -> int:
         return self.asked.count("/hicache/storage-backend/clear")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """How the last server was launched."""
+    seen: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def launch(model: str, **how: Any) -> Iterator[Any]:
+        seen.update(how)
+        yield type("Process", (), {"url": "http://here"})()
+
+    monkeypatch.setattr(server, "launch_server", launch)
+    return seen
 
 
 def test_storage_is_emptied_wherever_there_is_any() -> None:
@@ -83,16 +99,8 @@ def test_storage_that_cannot_be_emptied_is_told_of() -> None:
     ],
 )
 def test_every_arm_that_stores_has_a_folder_for_it(
-    engine: Engine, arm: Arm, stores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, arm: Arm, stores: bool, tmp_path: Path, launched: dict[str, Any]
 ) -> None:
-    launched: dict[str, Any] = {}
-
-    @contextlib.contextmanager
-    def launch(model: str, **how: Any) -> Iterator[Any]:
-        launched.update(how)
-        yield type("Process", (), {"url": "http://here"})()
-
-    monkeypatch.setattr(server, "launch_server", launch)
     with serving(arm, engine, tmp_path) as running:
         assert running.flags == engine.flags_of(arm)
     assert launched["env"].get(STORAGE) == (str(tmp_path / "a.storage") if stores else None)
@@ -113,3 +121,36 @@ def test_a_page_in_place_of_an_answer_is_told_of(path: str) -> None:
         front.pages[path] = answer
         with pytest.raises(ServerUnavailableError, match=f"http://here{path} answers something else than SGLang"):
             front.prepared()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("lru", ""), ("kvflow", ""), ("mine=no-hints KVFLOW_ENABLE=1", "1")]
+)  # fmt: skip
+def test_only_an_arm_itself_switches_kvflow_on(
+    text: str, told: str, tmp_path: Path, launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFLOW_ENABLE", "1")
+    with serving(parse_arm(text), Engine(model="m"), tmp_path):
+        assert launched["env"]["KVFLOW_ENABLE"] == told
+
+
+def test_a_baseline_that_runs_kvflow_is_refused() -> None:
+    running = Server()
+    running.pages["/kvflow/v1/status"] = httpx.Response(200, json={})
+    with pytest.raises(ServerUnavailableError, match="a: its server runs kvflow, which the arm does not have"):
+        running.prepared(process=object())
+    for flags, arm in (("--enable-kvflow",), Arm(name="a")), ((), Arm(name="a", env=(("KVFLOW_ENABLE", "1"),))):
+        assert running.prepared(*flags, arm=arm, process=object()).kvflow
+    assert running.prepared().kvflow, "a found server may run it and be told nothing"
+
+
+def test_costs_of_the_profile_are_not_for_arms_that_name_their_own_settings(tmp_path: Path) -> None:
+    engine = cpu_engine(tmp_path, Sizes(device_tokens=1024, host_tokens=0, link_bytes_s=1e8))
+    costs = {name for name in engine.env if name.startswith("KVFLOW_COSTS__")}
+    assert costs
+    assert costs < engine.env_of(parse_arm("kvflow")).keys()
+    for word in ("--kvflow-config own.yaml", "--kvflow-config=own.yaml", "KVFLOW_CONFIG=own.yaml"):
+        own = engine.env_of(parse_arm(f"mine=@kvflow {word} KVFLOW_GUARD__ENABLED=false"))
+        assert not costs & own.keys()
+        assert engine.env.keys() - costs < own.keys()
+        assert own["KVFLOW_GUARD__ENABLED"] == "false"

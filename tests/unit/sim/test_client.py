@@ -142,3 +142,20 @@ def test_a_tool_that_has_waited_itself_goes_on_from_then(in_a_thread: bool) -> N
     (taken_s,) = simulate([program], load_profile("h200"), settings).completion_s.values()
     (alone_s,) = run([ask]).completion_s.values()
     assert taken_s == pytest.approx(alone_s + 0.01)
+
+
+def test_a_tool_takes_its_own_time_though_what_it_waited_for_was_over_before_it_began() -> None:
+    def tool(name: str, seconds: float) -> list[ToolStart | ToolEnd]:
+        start = ToolStart(workflow="w", agent="a", tool_call=name, tool=name)
+        return [start, ToolEnd(workflow="w", tool_call=name, seconds=seconds)]
+
+    start, end = tool("late", 10.0)
+    ask = in_thread("b", call("1", [("task", 10 * PAGE)]))
+    threads = {
+        "main": [Spawn(workflow="w", child="b"), *tool("first", 50.0), start, Join(workflow="w", child="b"), end],
+        "b": [ask],
+    }
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads=threads, ended=True)
+    settings = SimSettings(device_tokens=100_000, concurrency=1)
+    (taken_s,) = simulate([program], load_profile("h200"), settings).completion_s.values()
+    assert taken_s == pytest.approx(60.0)

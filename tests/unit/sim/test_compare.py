@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from kvflow.errors import ConfigError, TraceError
 from kvflow.report.simulation_record import Simulation
+from kvflow.sim import compare as comparing
 from kvflow.sim import load_profile
 from kvflow.sim.compare import Plan, Run, Setup, compare, grid
 from kvflow.sim.measures import quantile
@@ -156,6 +159,25 @@ def test_processes_give_what_one_process_gives(plan: Plan, workload: Workload, r
     assert timeless(side_by_side) == timeless(runs)
     assert [done for done, _ in seen] == list(range(1, plan.simulations + 1))
     assert seen[-1][1] == len(workload.request_tokens) * plan.simulations
+
+
+def test_an_interrupt_ends_the_simulations_that_run(
+    plan: Plan, workload: Workload, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulated(plan: Plan, workload: Workload, task: tuple[int, str, int]) -> Run:
+        if task[2]:
+            time.sleep(60)
+        return runs[0]
+
+    def interrupt(runs: int, calls: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "_simulated", simulated)  # forked processes have it, too
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        compare(plan, workload, jobs=3, on_progress=interrupt)
+    assert time.monotonic() - began_s < 40
+    assert not multiprocessing.active_children()
 
 
 def test_progress_in_one_process_counts_calls(workload: Workload) -> None:

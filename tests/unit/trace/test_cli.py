@@ -122,6 +122,28 @@ def test_record_runs_a_program_and_writes_its_trace(tmp_path: Path, monkeypatch:
     assert [event.event for event in events] == ["workflow_start", "llm_call", "workflow_end"]
 
 
+INTERRUPTED = """
+try:
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+finally:
+    print("cleaned up", flush=True)
+"""
+
+
+def test_record_keeps_what_a_program_did_until_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFLOW_HINTS", "off")
+    program, out = tmp_path / "program.py", tmp_path / "run.jsonl"
+    program.write_text("import os, signal, time\n" + PROGRAM.rpartition("sys.exit")[0] + INTERRUPTED)
+    result = run("record", "--out", out, "--", sys.executable, program)
+    assert result.exit_code == 130, result.output
+    assert sum(isinstance(event, LLMCall) for event in open_trace(out, pytest.fail)[1]) == 1
+
+
 def test_record_runs_nothing_if_its_trace_could_not_be_written(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     result = run("record", "--out", tmp_path / "no folder" / "run.jsonl", "--", "touch", ran)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvflow.trace import Event, LLMCall, ToolEnd, ToolStart, WorkflowEnd, programs
+from kvflow.trace import Event, Join, LLMCall, Piece, Prompt, Spawn, ToolEnd, ToolStart, WorkflowEnd, programs
+from kvflow.trace.importers.pauses import paced
+from kvflow.trace.importers.threads import Timed
 from kvflow.trace.messages import MessagePart, Usage, prompt_parts, usage
 from kvflow.trace.record import WorkflowRecording
 
@@ -108,6 +110,22 @@ def test_what_went_by_before_and_between_tools_is_the_delay_of_the_next_call() -
     assert [call.delay_s for call in calls(events)] == [0.0, 41.1], "of 50.1 s, 1 and 8 are those of tools"
 
 
+def test_a_tool_has_its_whole_time_though_a_thread_that_ended_before_it_is_joined_in_it() -> None:
+    spawn, join = Spawn(workflow="w", child="s"), Join(workflow="w", child="s")
+
+    def call(name: str, thread: str = "main") -> LLMCall:
+        prompt = Prompt(add=(Piece(name, 4),))
+        return LLMCall(workflow="w", thread=thread, agent="a", call=name, prompt=prompt, output=name, output_tokens=1)
+
+    start = ToolStart(workflow="w", agent="a", tool_call="x", tool="x")
+    end = ToolEnd(workflow="w", tool_call="x", seconds=5.0)
+    main = [Timed(0.0, spawn), Timed(0.0, call("c1"), 10.0), Timed(10.0, start), Timed(15.0, join), Timed(15.0, end)]
+    threads = {"main": [*main, Timed(16.0, call("c2"), 17.0)], "s": [Timed(0.0, call("c3", "s"), 2.0)]}
+    found = [timed.event for timed in paced(threads, 0.0, holders_known=True)["main"]]
+    assert [event.seconds for event in found if isinstance(event, ToolEnd)] == [5.0]
+    assert [event.delay_s for event in found if isinstance(event, LLMCall)] == [0.0, 1.0]
+
+
 def test_a_tool_is_told_without_the_calls_that_ran_in_it() -> None:
     told = Told("w", "demo", 0.0)
     told.step_started(0.0, "m", "main")
@@ -196,7 +214,17 @@ def test_prompts_are_named_by_what_they_say() -> None:
     assert [each.tokens for each in prompt_parts({"prompt": "x" * 300})] == [80, 6]
     assert [each.tokens for each in prompt_parts({"text": ["ab", "cd"]})] == [1]
     assert [each.tokens for each in prompt_parts({"input_ids": [1, 2, 3]})] == [3]
+    assert [each.tokens for each in prompt_parts({"input_ids": list(range(200))})] == [80, 80, 40]
     assert prompt_parts({"messages": [3]}) == prompt_parts({}) == []
+
+
+def test_prompts_of_token_ids_that_begin_alike_share_their_beginning() -> None:
+    ids = list(range(1000))
+    told = Told("w", "demo", 0.0)
+    told.call("m", 0.0, 1.0, *prompt_parts({"input_ids": ids[:400]}))
+    told.call("m", 2.0, 3.0, *prompt_parts({"input_ids": [*ids[:400], *ids[900:]]}))
+    first, second = calls(told.done())
+    assert (second.prompt.base, second.prompt.keep_tokens) == (first.call, 400)
 
 
 def test_answers_look_like_the_message_in_the_next_prompt() -> None:
