@@ -13,8 +13,8 @@ LIKELY = 0.3
 _LOOKED_AT = 16
 """Contexts looked at for one decision, the nearest uses first."""
 _MANY = 64
-_PAUSE_S = 8e-5
-"""Pause between two searches per context beyond these, fifty times what each costs."""
+_PAUSE_S = 2e-4
+"""Pause between two searches per context beyond these, a hundred times what each costs."""
 
 
 def target(claim: Claim) -> Node | None:

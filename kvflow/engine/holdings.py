@@ -165,11 +165,13 @@ class Holdings:
         return bool(program.workflows)
 
     def missing(self, claim: PromptClaim) -> Missing:
-        """What the device no longer has of what an agent has computed last. Cost: O(nodes that it lacks)."""
+        """What the device lacks of what an agent goes on from, as far as its prompts do. Cost: O(nodes that it lacks)."""
         known = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
-        if known is None or known.tip is None:
+        if known is None:
             return Missing()
-        node: Node | None = known.tip
+        node, context_tokens = known.fixed_prompt.tip, known.fixed_prompt.tokens
+        if known.tip is not None and known.role.reuses_tails:
+            node, context_tokens = known.tip, known.context_tokens
         lost_tokens = host_tokens = 0
         while node is not None and node.parent is not None:
             if not self._cached(node) or (node.evicted and not node.backuped):
@@ -179,7 +181,7 @@ class Holdings:
             else:
                 break
             node = node.parent
-        return Missing(context_tokens=known.context_tokens, lost_tokens=lost_tokens, host_tokens=host_tokens)
+        return Missing(context_tokens=context_tokens, lost_tokens=lost_tokens, host_tokens=host_tokens)
 
     def common_tokens(self, request: Request) -> int:
         """Length of what a request that has just come goes on from, as do others of its agent at the same time."""

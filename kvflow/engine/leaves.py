@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from kvflow.engine import ports
 
-EXACT = 512
+EXACT = 192
 """Up to so many leaves are all looked at."""
 _PART = 32
 """Taken of each kind in a round, and twice as many each time that they are not enough."""

@@ -141,7 +141,7 @@ class Programs:
     def _missed_share(self, claim: PromptClaim) -> float:
         """What bringing an agent's context back takes, as a share of computing all of it."""
         tokens, lost_tokens, host_tokens = self._holdings.missing(claim)
-        if not lost_tokens + host_tokens:
+        if not tokens or not lost_tokens + host_tokens:
             return 0.0
         found_tokens = max(0, tokens - lost_tokens)
         return self._admission.need_s(tokens, found_tokens, host_tokens) / self._admission.need_s(tokens, 0, 0)
