@@ -18,9 +18,9 @@ MEMORY = AdmissionMemory(device_tokens=100_000)
 class Table:
     """A coordinator and the programs beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: ServingCosts | None = None) -> None:
         self.coordinator = Coordinator("cost")
-        self.programs = Programs(self.coordinator.claims, ProgramAdmission(ServingCosts()))
+        self.programs = Programs(self.coordinator.claims, ProgramAdmission(costs or ServingCosts()))
 
     def ask(self, workflow: str, tokens: int = 40_000, *, program: str | None = None, key: str | None = None) -> str:
         prediction = ClaimPrediction(agent="a", steps=0, since_s=self.coordinator.claims.clock.now_s)
@@ -191,6 +191,19 @@ def test_every_retraction_teaches_that_less_fits() -> None:
         table.coordinator.tick(second + 1.0)
         table.programs.retracted("b")
     assert table.allowed("b") == []
+
+
+@pytest.mark.parametrize(("evicted", "fit"), [(False, ["a", "b"]), (True, ["a"])])
+def test_contexts_that_have_to_be_loaded_for_who_has_a_place_teach_that_less_fits(evicted: bool, fit: list[str]) -> None:
+    table = Table(ServingCosts(load_token_s=1e-3))
+    for second in range(5):
+        table.start("a", 47_000)
+        claim = (table.coordinator.claims.of("a") or {})["a"]
+        claim.tip = FakeNode(key=range(47_000), parent=FakeNode(), evicted=evicted, backuped=True)
+        claim.context_tokens = claim.tail_tokens = 47_000
+        table.answer("a", due_s=second + 1.0)
+        table.coordinator.tick(second + 1.0)
+    assert table.allowed(table.ask("a", 47_000), table.ask("b", 47_000)) == fit
 
 
 def test_a_request_that_comes_back_to_the_queue_is_the_same_request() -> None:
