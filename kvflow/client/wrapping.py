@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
@@ -125,15 +126,21 @@ def run_in(scope: AbstractContextManager[Any], call: Callable[[], Any]) -> Any:
 def followed(opened: ExitStack, frame: Frame, result: Any) -> Any:
     """Return what stands for a result under way, whose scope has been entered in a frame, and is left at its end."""
     if isinstance(result, CoroutineType):
-        return awaited(opened, frame, result)
+        return _left_with(awaited(opened, frame, result), opened)
     if isinstance(result, GeneratorType):
-        return relay(lambda: opened, result, frame)
+        return _left_with(relay(lambda: opened, result, frame), opened)
     if isinstance(result, AsyncGeneratorType):
-        return relay_async(lambda: opened, result, frame)
+        return _left_with(relay_async(lambda: opened, result, frame), opened)
     if result.done():  # maybe of an event loop that is closed, and takes no callback
         opened.close()
     else:
         result.add_done_callback(lambda done: opened.close())
+    return result
+
+
+def _left_with(result: T, opened: ExitStack) -> T:
+    """Leave a scope with what runs in it, should that never be started."""
+    weakref.finalize(result, opened.close).atexit = False
     return result
 
 

@@ -102,9 +102,9 @@ class ControlPlane:
             if self._workflows.get(workflow.workflow_id) is workflow:
                 self._predict(workflow)
 
-    def answered(self, workflow_id: str, agent: str, said: Sequence[int] = ()) -> list[WorkflowUpdate]:
-        """A request of an agent has been answered, or given up; ``said`` is the answer of one who declares nothing."""
-        self.threads.answered(workflow_id, agent, said)
+    def answered(self, workflow_id: str, agent: str) -> list[WorkflowUpdate]:
+        """A request of an agent has been answered, or given up."""
+        self.threads.answered(workflow_id, agent)
         workflow = self._workflows.get(workflow_id)
         context = workflow.contexts.get(agent) if workflow is not None else None
         if workflow is None or context is None or not context.arrivals_s:

@@ -7,6 +7,7 @@ whose answers it quotes, or of a new one. What prompts begin with (the system pr
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _MAX_ENDS = 64
 _MAX_MARKS = 256
 _ALIKE = 256
 """Ends that are told apart by less than a unit."""
+_MAX_READ = 8192
+"""Fingerprints of prompts, of about 29,000 tokens: what an agent has read it does not say, it repeats it."""
 _HEAD = 8
 """Tokens or characters behind the last full unit by which ends are found."""
 _TEMPLATE = 16
@@ -79,6 +82,7 @@ class _Thread:
         ends: of its prompts, the latest last.
         marks: further names by which it is known.
         asking: requests under way.
+        read: fingerprints of its prompts, the latest last.
     """
 
     workflow_id: str
@@ -91,6 +95,7 @@ class _Thread:
     ends: list[_End] = field(default_factory=list)
     marks: set[Mark] = field(default_factory=set)
     asking: int = 0
+    read: array[int] = field(default_factory=lambda: array("q"))
 
 
 class Threads:
@@ -139,7 +144,7 @@ class Threads:
         Returns:
             None for a prompt too short to be recognised.
 
-        Cost: a digest of the prompt, about 1 ms for 40 k tokens; twice as much on top for the first of a context.
+        Cost: a digest of the prompt, about 1 ms for 40 k tokens, and fingerprints of what is new in it.
         """
         chain = digests(prompt, f"{namespace}\0{kind}", self._unit)
         if not chain:
@@ -148,8 +153,12 @@ class Threads:
         thread = self._continued(prompt, chain, named)
         if thread is not None:
             self._grows(thread.kind)
+            new = self._marks(prompt[min(len(prompt), thread.ends[-1].length) :], gram)
         else:
-            thread = self._next(f"{chain[0]:016x}", prompt, namespace, gram)
+            new = self._marks(prompt, gram)
+            thread = self._next(f"{chain[0]:016x}", new, namespace, gram)
+        thread.read.extend(new)
+        del thread.read[:-_MAX_READ]
         self._threads.move_to_end((thread.workflow_id, thread.agent))
         self._grow(thread, _End(chain[-1], tuple(prompt[len(chain) * self._unit :]), len(prompt)), named)
         thread.asking += 1
@@ -160,25 +169,28 @@ class Threads:
             parent_workflow_id=thread.parent_id,
         )
 
-    def answered(self, workflow_id: str, agent: str, said: Sequence[int] = ()) -> None:
-        """One of an agent's requests has been answered, or given up.
-
-        Args:
-            workflow_id: whose.
-            agent: which one's.
-            said: the answer, in tokens or characters as its prompt.
-        """
+    def answered(self, workflow_id: str, agent: str) -> None:
+        """One of an agent's requests has been answered, or given up."""
         thread = self._threads.get((workflow_id, agent))
-        if thread is None:
+        if thread is not None:
+            thread.asking -= 1
+
+    def said(self, workflow_id: str, agent: str, answer: Sequence[int]) -> None:
+        """Take note of what an agent has answered, in tokens or characters as its prompt."""
+        thread = self._threads.get((workflow_id, agent))
+        if thread is None or self._quotes is None:
             return
-        thread.asking -= 1
-        if said and self._quotes is not None:
-            self._quotes.said(said, thread.gram, thread.namespace, thread.kind, thread.parent_id or workflow_id)
+        program_id = thread.parent_id or workflow_id
+        if program_id in self._agents:
+            self._quotes.said(self._marks(answer, thread.gram), frozenset(thread.read), thread.namespace, program_id)
 
     def ended(self, workflow_id: str) -> None:
         """A workflow is over: what quotes it begins another one."""
         if self._quotes is not None:
-            self._quotes.forget(workflow_id)
+            self._quotes.ended(workflow_id)
+
+    def _marks(self, text: Sequence[int], gram: int) -> Sequence[int]:
+        return self._quotes.marks(text, gram) if self._quotes is not None else ()
 
     def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark]) -> _Thread | None:
         """The thread whose prompt this one begins with, or whose marks alone it has, if it waits for no answer."""
@@ -191,9 +203,9 @@ class Threads:
         named = {self._by_mark[mark] for mark in marks if mark in self._by_mark}
         return next((thread for thread in named if len(named) == 1 and not thread.asking), None)
 
-    def _next(self, kind: str, prompt: Sequence[int], namespace: str, gram: int) -> _Thread:
-        """The thread of a context that begins."""
-        workflow_id = self._quotes.quoted(prompt, gram, namespace, kind) if self._quotes is not None else None
+    def _next(self, kind: str, marks: Sequence[int], namespace: str, gram: int) -> _Thread:
+        """The thread of a context that begins with a prompt of these fingerprints."""
+        workflow_id = self._quotes.quoted(marks, namespace, kind) if self._quotes is not None else None
         if workflow_id is None or workflow_id not in self._agents:
             return self._begin(kind, namespace, gram)
         workflow_type = workflow_id.rsplit("/", 1)[0]

@@ -13,8 +13,10 @@ LIKELY = 0.3
 _LOOKED_AT = 16
 """Contexts looked at for one decision, the nearest uses first."""
 _MANY = 64
-_PAUSE_S = 2e-4
+_PAUSE_S = 1e-4
 """Pause between two searches per context beyond these, a hundred times what each costs."""
+_LONGEST_PAUSE_S = 0.25
+"""Half of the time before its use for which a context is looked for at least."""
 
 
 def target(claim: Claim) -> Node | None:
@@ -41,4 +43,4 @@ def nearest(coordinator: Coordinator) -> list[Claim]:
 
 def search_pause_s(coordinator: Coordinator) -> float:
     """How long not to look again after nothing was found that is needed soon."""
-    return _PAUSE_S * max(0, coordinator.claims.contexts - _MANY)
+    return min(_LONGEST_PAUSE_S, _PAUSE_S * max(0, coordinator.claims.contexts - _MANY))

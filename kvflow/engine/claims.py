@@ -27,7 +27,7 @@ class ClaimTable:
         self._expected: dict[str, dict[str, Claim]] = {}
         self._roles: dict[tuple[str, str], Role] = {}
         self._lives: dict[str, ProgramLife] = {}
-        self._updates = 0
+        self._contexts = self._updates = 0
         self._updated: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -52,8 +52,8 @@ class ClaimTable:
 
     @property
     def contexts(self) -> int:
-        """Number of claims of live workflows. Cost: O(workflows)."""
-        return sum(map(len, self._workflows.values()))
+        """Number of claims of live workflows."""
+        return self._contexts
 
     @property
     def updates(self) -> int:
@@ -81,6 +81,7 @@ class ClaimTable:
         claim = claims.get(agent)
         if claim is None:
             claim = claims[agent] = Claim(self.role(workflow_type, agent), workflow_id)
+            self._contexts += 1
         return claim
 
     def apply(self, update: WorkflowUpdate) -> None:
@@ -91,7 +92,9 @@ class ClaimTable:
                 self._updated.pop(update.workflow_id, None)
                 if (life := self._lives.pop(update.workflow_id, None)) is not None:
                     life.over = True
-            self._retire(workflows.pop(update.workflow_id, {}))
+            claims = workflows.pop(update.workflow_id, {})
+            self._contexts -= 0 if update.expected else len(claims)
+            self._retire(claims)
             return
         if not update.expected:
             self._updates += 1
@@ -107,6 +110,7 @@ class ClaimTable:
             if claim is None:
                 role = self.role(update.workflow_type, prediction.agent)
                 claim = claims[prediction.agent] = Claim(role, update.workflow_id)
+                self._contexts += not update.expected
             changed |= claim.set(prediction)
         self.clock.version += changed
 

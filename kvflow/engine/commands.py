@@ -286,11 +286,12 @@ class Commands:
         return Answer(status="clipped" if leaving.gone else "rejected", reason=reason, tokens=leaving.gone)
 
     def _waits_on(self, leaving: _Leaving) -> bool:
-        """Put what has to leave off again while a copy of it is under way. Cost: O(its nodes)."""
-        if self._coordinator.claims.clock.now_s >= leaving.until_s or not any(map(self._being_copied, leaving.nodes)):
-            return False
-        self._leaving.append(leaving)
-        return True
+        """Put what has to leave off again while every end of it is being copied. Cost: O(its nodes)."""
+        there = [node for node in leaving.nodes if self._coordinator.cached(node) and not node.evicted]
+        waits = bool(there) and all(map(self._being_copied, _tips(there)))
+        if waits := waits and self._coordinator.claims.clock.now_s < leaving.until_s:
+            self._leaving.append(leaving)
+        return waits
 
     def _being_copied(self, node: Node) -> bool:
         return self._copying(node) or (self._backups is not None and self._backups.ordered(node))

@@ -52,6 +52,7 @@ class Program:
         began_s: when its first request came.
         booked_s: up to when its time has been entered.
         workflows: in the order in which they came.
+        contexts: how many it has.
         looked_s: when the view was last brought up to date; minus infinity if it is to be again in any case.
         updates: of live workflows that had been applied by then.
         answered_s: when a request of it was last answered; None before that.
@@ -63,6 +64,7 @@ class Program:
     booked_s: float
     workflows: dict[str, None] = field(default_factory=dict)
     requests: dict[Hashable, Request] = field(default_factory=dict)
+    contexts: int = 0
     looked_s: float = -math.inf
     updates: int = 0
     answered_s: float | None = None
@@ -133,12 +135,14 @@ class Holdings:
         fixed: dict[Hashable, int] = {}
         due_s: dict[Hashable, float] = {}
         back_s: float | None = None
+        program.contexts = 0
         for workflow_id in list(program.workflows):
             claims = self._claims.of(workflow_id)
             if claims is None:
                 if all(request.claim.workflow_id != workflow_id for request in program.requests.values()):
                     del program.workflows[workflow_id]
                 continue
+            program.contexts += len(claims)
             for agent, claim in claims.items():
                 if not claim.expected:
                     continue
@@ -165,7 +169,7 @@ class Holdings:
         return bool(program.workflows)
 
     def missing(self, claim: PromptClaim) -> Missing:
-        """What the device lacks of what an agent goes on from, as far as its prompts do. Cost: O(nodes that it lacks)."""
+        """What the device lacks of what an agent goes on from, if it does. Cost: O(nodes that it lacks)."""
         known = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
         if known is None:
             return Missing()

@@ -26,7 +26,8 @@ _EASE_S = 1.0
 """How often to decide while all fits with room to spare for what has come since."""
 _MANY = 64
 _PAUSE_S = 2.5e-4
-"""Pause between two decisions per context beyond these, fifty times what each costs, unless nothing runs."""
+"""Pause between two decisions per context of a program at stake beyond these, fifty times what each costs, unless
+nothing runs."""
 _NEWS_PAUSE_S = 5e-5
 """The same if a program waits that has had no decision yet."""
 _LONGEST_PAUSE_S = 1.0
@@ -74,6 +75,7 @@ class Programs:
         self._running = 0
         self._changed = True
         self._undecided = False
+        self._contexts = 0
         self._settled_s = 0.0
         self._within_device = True
 
@@ -218,8 +220,8 @@ class Programs:
         pause_s = 0.0
         if self._running:
             per_context_s = _NEWS_PAUSE_S if self._undecided else _PAUSE_S
-            pause_s = min(_LONGEST_PAUSE_S, per_context_s * max(0, self._claims.contexts - _MANY))
-        if passed_s < (pause_s if self._changed else _RECONSIDER_S):
+            pause_s = min(_LONGEST_PAUSE_S, per_context_s * max(0, self._contexts - _MANY))
+        if passed_s < (pause_s if self._changed else max(pause_s, _RECONSIDER_S)):
             return
         for program in self._programs.values():
             program.book(now_s)
@@ -229,6 +231,8 @@ class Programs:
                 if program.answered_s is not None:
                     self._typical.ended(program.took_s)
                 del self._programs[name]
+        at_stake = (program for program in self._programs.values() if program.requests or program.view.admitted)
+        self._contexts = sum(program.contexts for program in at_stake)
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin.share)), host_tokens=memory.host_tokens
         )

@@ -36,7 +36,7 @@ class Backups:
         controller: Any = self._cache.cache_controller
         if controller is None:
             return
-        dropped = controller.write_policy != "write_through" or self._cache.tree_core.exclusive
+        dropped = controller.write_policy != "write_through" or self._cache.tree_core.drops_copies
         if dropped or self.planner.has_orders:
             self._guard.run(self._begin, look, default=None)
 

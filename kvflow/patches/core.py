@@ -196,14 +196,17 @@ class KvflowTreeCore(UnifiedTreeCore):
         finally:
             self.kept = None
 
-    def _is_exclusive(self) -> bool:
-        """Whether the host tier drops copies of what the device holds.
+    @property
+    def drops_copies(self) -> bool:
+        """Whether the host tier may drop copies of what the device holds.
 
-        Without trust in predictions it is SGLang's, and with storage, too: SGLang asks that only for what follows a
-        copy on the host.
+        Not with storage: SGLang asks that only for what follows a copy on the host.
         """
-        apart = self.exclusive and not self.enable_storage
-        return apart and self.coordinator.uses_claims and not self.trust.choice(Tier.HOST).none
+        return self.exclusive and not self.enable_storage
+
+    def _is_exclusive(self) -> bool:
+        """Whether it drops them now; without trust in predictions the tier is SGLang's."""
+        return self.drops_copies and self.coordinator.uses_claims and not self.trust.choice(Tier.HOST).none
 
     def evict_device_leaf(self, node_id: int, is_write_back: bool) -> Any:
         node: Any = self.node_by_id(node_id)

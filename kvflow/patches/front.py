@@ -155,8 +155,12 @@ class Front:
         step = self.plane.threads.asks(prompt, namespace, kind, marks, gram)
         if step is None:
             return Admission()
-        self._take((DecodedFact(action_id="", action_type=STEP_TYPE, fact=step),), with_request=True)
-        return Admission(envelope=claim.attach(new_envelope([]), self._claim(step)), step=step)
+        try:
+            self._take((DecodedFact(action_id="", action_type=STEP_TYPE, fact=step),), with_request=True)
+            return Admission(envelope=claim.attach(new_envelope([]), self._claim(step)), step=step)
+        except Exception:
+            self.plane.threads.answered(step.workflow_id, step.agent)  # nobody else will say so
+            raise
 
     def answered(self, admission: Admission, said: Sequence[int] = ()) -> None:
         """A request has been answered, or given up; to be called once for each that was admitted.
@@ -174,11 +178,13 @@ class Front:
         if step is None:
             return
         try:
-            updates = self.plane.answered(step.workflow_id, step.agent, said)
+            updates = self.plane.answered(step.workflow_id, step.agent)
             if step.final and step.step_id is None:  # a named step says itself when it ends
                 updates += self.plane.finish(step.workflow_id)
             if updates:
                 self.mail.post(updates)
+            if said:
+                self.plane.threads.said(step.workflow_id, step.agent, said)
         except Exception:
             note("taking answers")
 

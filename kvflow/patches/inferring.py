@@ -55,9 +55,9 @@ class Said:
         self._deltas = deltas
         self._parts: list[Sequence[int]] = []
 
-    def add(self, answer: Any) -> None:
+    def add(self, answer: Any, *, last: bool) -> None:
         """Take the next part of an answer, or all of it; of several answers to one prompt, nothing."""
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict) or not (last or self._deltas):
             return
         part = (answer.get("text") or "").encode() if self._as_text else answer.get("output_ids") or ()
         if not self._deltas:

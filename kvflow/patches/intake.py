@@ -64,13 +64,13 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
         _admit(front, obj, admissions)
         async for answer in generate():
             if _is_part(answer, obj):
-                if said is not None and front.streams_deltas:
-                    said.add(answer)
+                if said is not None:
+                    said.add(answer, last=False)
                 yield answer
                 continue
             if _is_last(answer, obj):
                 if said is not None:
-                    said.add(answer)
+                    said.add(answer, last=True)
                 # Not before the client has it, which would make it wait, but before it can ask again.
                 asyncio.get_running_loop().call_soon(_answered, front, admissions, told, said)
                 told = len(admissions)

@@ -133,7 +133,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.watch.left(req, checkpointed)
 
     def _execute_and_commit_kv_backup(self, action: Any, write_back: bool = False) -> int:
-        if write_back or not self.tree_core.exclusive:
+        if write_back or not self.tree_core.drops_copies:
             return super()._execute_and_commit_kv_backup(action, write_back)
         # What was above a copy when the action was made may have lost its own to the copy before this one.
         action = self.tree_core.build_backup_kv_action(action.node_ids[-1])

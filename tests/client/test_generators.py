@@ -300,6 +300,19 @@ def test_a_task_of_an_event_loop_that_is_closed_is_no_error(told: list[str]) -> 
         assert (agent_now(), told) == ("main", ["writer"])
 
 
+def test_a_wrapped_generator_that_is_never_started_leaves_no_step_open(told: list[str]) -> None:
+    @kvflow.agent("writer")
+    def stream() -> Iterator[int]:
+        return (number for number in range(3))
+
+    with kvflow.workflow():
+        items = stream()
+        assert (agent_now(), told) == ("main", [])
+        del items
+        gc.collect()
+        assert (agent_now(), told) == ("main", ["writer"])
+
+
 def test_a_wrapped_generator_function_that_raises_at_once_ends_its_step(told: list[str]) -> None:
     @kvflow.agent("writer")
     def stream() -> Iterator[int]:

@@ -34,7 +34,8 @@ class Server:
         return step
 
     def answers(self, step: StepFact, answer: list[int]) -> None:
-        self.threads.answered(step.workflow_id, step.agent, answer)
+        self.threads.answered(step.workflow_id, step.agent)
+        self.threads.said(step.workflow_id, step.agent, answer)
 
     def ask(self, prompt: list[int], answer: list[int], namespace: str = "") -> StepFact:
         step = self.asks(prompt, namespace)
@@ -115,6 +116,30 @@ def test_repeating_ones_own_prompt_says_nothing() -> None:
     assert second.workflow_id != first.workflow_id
 
 
+def test_who_cites_the_same_passage_is_not_of_the_same_program() -> None:
+    server = Server()
+    passage, later = text(300), text(300)
+    first = server.ask(SYSTEM["a"] + passage + text(40), text(30) + passage[100:140])
+    asked = [server.asks(SYSTEM["a"] + passage + text(40)) for _ in range(2)]
+    assert len({step.workflow_id for step in (first, *asked)}) == 3
+    assert all(step.parent_workflow_id is None for step in asked)
+    growing = SYSTEM["b"] + text(50)
+    server.ask(growing, text(30))
+    growing += text(30) + later  # what a tool has found
+    server.ask(growing, later[50:90])
+    assert server.asks(SYSTEM["c"] + later + text(40)).agent == AGENT
+
+
+def test_what_one_who_ends_has_said_is_still_said_by_the_others() -> None:
+    server = Server()
+    phrase = text(40)
+    one, two, three = (server.ask(SYSTEM["a"] + text(50), phrase) for _ in range(3))
+    server.threads.ended(one.workflow_id)
+    assert server.ask(SYSTEM["b"] + phrase, text(20)).workflow_id not in (one, two.workflow_id, three.workflow_id)
+    server.threads.ended(two.workflow_id)
+    assert server.ask(SYSTEM["c"] + phrase, text(20)).workflow_id == three.workflow_id
+
+
 def test_what_all_prompts_of_an_agent_say_is_no_quote() -> None:
     server = Server()
     for _ in range(2):
@@ -152,11 +177,11 @@ def test_what_is_remembered_is_bounded() -> None:
     quotes = Quotes(marks_of, most=100)
     server = Server(most=10)
     for number in range(300):
-        quotes.said(text(200), 6, "", "agent", f"workflow {number % 30}")
-        quotes.quoted(text(200), 6, "", f"agent {number}")
+        quotes.said(marks_of(text(200), 6), (), "", f"workflow {number % 30}")
+        quotes.quoted(marks_of(text(200), 6), "", f"agent {number}")
         server.ask(text(100), text(40))
     assert len(quotes) <= 100
-    assert sum(map(len, quotes._said.values())) <= 30 * 4096
+    assert sum(map(len, quotes._said.values())) <= 100
     assert len(quotes._common) <= 256
     assert len(server.quotes) <= 10 * 40
     assert len(server.threads._agents) == len(server.threads) == 10

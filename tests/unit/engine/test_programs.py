@@ -194,7 +194,7 @@ def test_every_retraction_teaches_that_less_fits() -> None:
 
 
 @pytest.mark.parametrize(("evicted", "fit"), [(False, ["a", "b"]), (True, ["a"])])
-def test_contexts_that_have_to_be_loaded_for_who_has_a_place_teach_that_less_fits(evicted: bool, fit: list[str]) -> None:
+def test_contexts_loaded_for_who_has_a_place_teach_that_less_fits(evicted: bool, fit: list[str]) -> None:
     table = Table(ServingCosts(load_token_s=1e-3))
     for second in range(5):
         table.start("a", 47_000)
