@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -139,7 +140,11 @@ def test_record_keeps_what_a_program_did_until_it_was_interrupted(
     monkeypatch.setenv("KVFLOW_HINTS", "off")
     program, out = tmp_path / "program.py", tmp_path / "run.jsonl"
     program.write_text("import os, signal, time\n" + PROGRAM.rpartition("sys.exit")[0] + INTERRUPTED)
-    result = run("record", "--out", out, "--", sys.executable, program)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have jobs in the background ignore it
+    try:
+        result = run("record", "--out", out, "--", sys.executable, program)
+    finally:
+        signal.signal(signal.SIGINT, ours)
     assert result.exit_code == 130, result.output
     assert sum(isinstance(event, LLMCall) for event in open_trace(out, pytest.fail)[1]) == 1
 
