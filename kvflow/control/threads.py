@@ -7,14 +7,12 @@ whose answers it quotes, or of a new one. What prompts begin with (the system pr
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from kvflow.control.quotes import Quotes
+from kvflow.control.thread import HEAD, End, Mark, Thread
 from kvflow.engine import digests
-from kvflow.engine.boundary import common_prefix
 from kvflow.hints import StepFact
 
 AGENT = "agent"
@@ -27,75 +25,6 @@ _ALIKE = 256
 """Ends that are told apart by less than a unit."""
 _MAX_READ = 8192
 """Fingerprints of prompts, of about 29,000 tokens: what an agent has read it does not say, it repeats it."""
-_HEAD = 8
-"""Tokens or characters behind the last full unit by which ends are found."""
-_TEMPLATE = 16
-"""Tokens or characters at the end of a prompt that may be missing in the next one: chat templates ask for an answer
-in other words than they render it with."""
-
-Mark = tuple[str, str, str]
-"""Namespace, kind and name."""
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """Where a prompt ended.
-
-    Attributes:
-        digest: of its full units.
-        rest: what came after them.
-        length: of the prompt.
-    """
-
-    digest: int
-    rest: tuple[int, ...]
-    length: int
-
-    @property
-    def key(self) -> tuple[int, tuple[int, ...]]:
-        """What prompts that go on have in common with it."""
-        return self.digest, self.rest[:_HEAD] if len(self.rest) >= _HEAD + _TEMPLATE else ()
-
-    def continued_by(self, following: Sequence[int], length: int) -> bool:
-        """Whether a prompt goes on here: with all of it, or with more behind and all but the template's last words.
-
-        Args:
-            following: what the prompt has behind its units that are the same.
-            length: of the prompt.
-        """
-        common = common_prefix(following[: len(self.rest)], self.rest)
-        if common == len(self.rest):
-            return True
-        enough = 2 * common >= len(self.rest) and common >= len(self.rest) - _TEMPLATE
-        return enough and length >= self.length + _TEMPLATE
-
-
-@dataclass(slots=True, eq=False)
-class _Thread:
-    """One growing context, or an agent of a workflow that begins anew every time.
-
-    Attributes:
-        kind: what its prompts begin with.
-        namespace: what keeps equal prompts apart.
-        gram: tokens or characters in a row by which its answers are found in others' prompts.
-        parent_id: the workflow that it works for, if that is another one.
-        ends: of its prompts, the latest last.
-        marks: further names by which it is known.
-        asking: requests under way.
-        read: fingerprints of its prompts, the latest last.
-    """
-
-    workflow_id: str
-    workflow_type: str
-    agent: str
-    kind: str
-    namespace: str
-    gram: int
-    parent_id: str | None = None
-    ends: list[_End] = field(default_factory=list)
-    marks: set[Mark] = field(default_factory=set)
-    asking: int = 0
-    read: array[int] = field(default_factory=lambda: array("q"))
 
 
 class Threads:
@@ -116,11 +45,11 @@ class Threads:
         self._unit = unit
         self._quotes = quotes
         self._count = 0
-        self._threads: OrderedDict[tuple[str, str], _Thread] = OrderedDict()
+        self._threads: OrderedDict[tuple[str, str], Thread] = OrderedDict()
         self._agents: Counter[str] = Counter()
         self._grow_on: OrderedDict[str, None] = OrderedDict()
-        self._by_end: defaultdict[tuple[int, tuple[int, ...]], list[tuple[_Thread, _End]]] = defaultdict(list)
-        self._by_mark: dict[Mark, _Thread] = {}
+        self._by_end: defaultdict[tuple[int, tuple[int, ...]], list[tuple[Thread, End]]] = defaultdict(list)
+        self._by_mark: dict[Mark, Thread] = {}
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -160,7 +89,7 @@ class Threads:
         thread.read.extend(new)
         del thread.read[:-_MAX_READ]
         self._threads.move_to_end((thread.workflow_id, thread.agent))
-        self._grow(thread, _End(chain[-1], tuple(prompt[len(chain) * self._unit :]), len(prompt)), named)
+        self._grow(thread, End(chain[-1], tuple(prompt[len(chain) * self._unit :]), len(prompt)), named)
         thread.asking += 1
         return StepFact(
             workflow_id=thread.workflow_id,
@@ -192,18 +121,18 @@ class Threads:
     def _marks(self, text: Sequence[int], gram: int) -> Sequence[int]:
         return self._quotes.marks(text, gram) if self._quotes is not None else ()
 
-    def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark]) -> _Thread | None:
+    def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark]) -> Thread | None:
         """The thread whose prompt this one begins with, or whose marks alone it has, if it waits for no answer."""
         for units in range(len(chain), 0, -1):
             following = tuple(prompt[units * self._unit : (units + 1) * self._unit])
-            for head in (following[:_HEAD], ()):
+            for head in (following[:HEAD], ()):
                 for thread, end in reversed(self._by_end.get((chain[units - 1], head), ())):
                     if not thread.asking and end.continued_by(following, len(prompt)):
                         return thread
         named = {self._by_mark[mark] for mark in marks if mark in self._by_mark}
         return next((thread for thread in named if len(named) == 1 and not thread.asking), None)
 
-    def _next(self, kind: str, marks: Sequence[int], namespace: str, gram: int) -> _Thread:
+    def _next(self, kind: str, marks: Sequence[int], namespace: str, gram: int) -> Thread:
         """The thread of a context that begins with a prompt of these fingerprints."""
         workflow_id = self._quotes.quoted(marks, namespace, kind) if self._quotes is not None else None
         if workflow_id is None or workflow_id not in self._agents:
@@ -212,18 +141,18 @@ class Threads:
         agent = AGENT if workflow_type == _TYPE + kind else kind
         thread = self._threads.get((workflow_id, agent))
         if thread is None:
-            return self._add(_Thread(workflow_id, workflow_type, agent, kind, namespace, gram))
+            return self._add(Thread(workflow_id, workflow_type, agent, kind, namespace, gram))
         if thread.asking or kind in self._grow_on:
             return self._begin(kind, namespace, gram, parent_id=workflow_id)
         return thread
 
-    def _begin(self, kind: str, namespace: str, gram: int, parent_id: str | None = None) -> _Thread:
+    def _begin(self, kind: str, namespace: str, gram: int, parent_id: str | None = None) -> Thread:
         self._count += 1
         workflow_type = _TYPE + kind
         workflow_id = f"{workflow_type}/{self._count}"
-        return self._add(_Thread(workflow_id, workflow_type, AGENT, kind, namespace, gram, parent_id))
+        return self._add(Thread(workflow_id, workflow_type, AGENT, kind, namespace, gram, parent_id))
 
-    def _add(self, thread: _Thread) -> _Thread:
+    def _add(self, thread: Thread) -> Thread:
         self._threads[thread.workflow_id, thread.agent] = thread
         self._agents[thread.workflow_id] += 1
         if len(self._threads) > self._most:
@@ -237,7 +166,7 @@ class Threads:
         if len(self._grow_on) > self._most:
             self._grow_on.popitem(last=False)
 
-    def _grow(self, thread: _Thread, end: _End, marks: set[Mark]) -> None:
+    def _grow(self, thread: Thread, end: End, marks: set[Mark]) -> None:
         if end in thread.ends:
             thread.ends.remove(end)
             self._drop(thread, end)
@@ -253,7 +182,7 @@ class Threads:
             self._unmark(thread, mark)
         thread.marks = marks
 
-    def _forget(self, thread: _Thread) -> None:
+    def _forget(self, thread: Thread) -> None:
         for end in thread.ends:
             self._drop(thread, end)
         for mark in thread.marks:
@@ -263,12 +192,12 @@ class Threads:
             del self._agents[thread.workflow_id]
             self.ended(thread.workflow_id)
 
-    def _drop(self, thread: _Thread, end: _End) -> None:
+    def _drop(self, thread: Thread, end: End) -> None:
         alike = self._by_end[end.key]
         alike[:] = [each for each in alike if each != (thread, end)]
         if not alike:
             del self._by_end[end.key]
 
-    def _unmark(self, thread: _Thread, mark: Mark) -> None:
+    def _unmark(self, thread: Thread, mark: Mark) -> None:
         if self._by_mark.get(mark) is thread:
             del self._by_mark[mark]

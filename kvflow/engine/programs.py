@@ -217,11 +217,7 @@ class Programs:
     def _settle(self, memory: AdmissionMemory) -> None:
         now_s = self._claims.clock.now_s
         passed_s = now_s - self._settled_s
-        pause_s = 0.0
-        if self._running:
-            per_context_s = _NEWS_PAUSE_S if self._undecided else _PAUSE_S
-            pause_s = min(_LONGEST_PAUSE_S, per_context_s * max(0, self._contexts - _MANY))
-        if passed_s < (pause_s if self._changed else max(pause_s, _RECONSIDER_S)):
+        if passed_s < max(self._pause_s(), 0.0 if self._changed else _RECONSIDER_S):
             return
         for program in self._programs.values():
             program.book(now_s)
@@ -241,6 +237,13 @@ class Programs:
         self._all_fit, self._spare_tokens = places.all_fit, places.spare_tokens
         self._within_device = places.room_tokens <= planned.device_tokens
         self._follow_holds(places.room_tokens)
+
+    def _pause_s(self) -> float:
+        """How long after the last decision there is no other."""
+        if not self._running:
+            return 0.0
+        per_context_s = _NEWS_PAUSE_S if self._undecided else _PAUSE_S
+        return min(_LONGEST_PAUSE_S, per_context_s * max(0, self._contexts - _MANY))
 
     def _to_be_looked_at(self, program: Program, now_s: float) -> bool:
         looked_s = now_s - program.looked_s

@@ -1,0 +1,79 @@
+"""One growing context of a client that says nothing, and how a prompt is known to go on from it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvflow.engine.boundary import common_prefix
+
+HEAD = 8
+"""Tokens or characters behind the last full unit by which ends are found."""
+_TEMPLATE = 16
+"""Tokens or characters at the end of a prompt that may be missing in the next one: chat templates ask for an answer
+in other words than they render it with."""
+
+Mark = tuple[str, str, str]
+"""Namespace, kind and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a prompt ended.
+
+    Attributes:
+        digest: of its full units.
+        rest: what came after them.
+        length: of the prompt.
+    """
+
+    digest: int
+    rest: tuple[int, ...]
+    length: int
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...]]:
+        """What prompts that go on have in common with it."""
+        return self.digest, self.rest[:HEAD] if len(self.rest) >= HEAD + _TEMPLATE else ()
+
+    def continued_by(self, following: Sequence[int], length: int) -> bool:
+        """Whether a prompt goes on here: with all of it, or with more behind and all but the template's last words.
+
+        Args:
+            following: what the prompt has behind its units that are the same.
+            length: of the prompt.
+        """
+        common = common_prefix(following[: len(self.rest)], self.rest)
+        if common == len(self.rest):
+            return True
+        enough = 2 * common >= len(self.rest) and common >= len(self.rest) - _TEMPLATE
+        return enough and length >= self.length + _TEMPLATE
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """One growing context, or an agent of a workflow that begins anew every time.
+
+    Attributes:
+        kind: what its prompts begin with.
+        namespace: what keeps equal prompts apart.
+        gram: tokens or characters in a row by which its answers are found in others' prompts.
+        parent_id: the workflow that it works for, if that is another one.
+        ends: of its prompts, the latest last.
+        marks: further names by which it is known.
+        asking: requests under way.
+        read: fingerprints of its prompts, the latest last.
+    """
+
+    workflow_id: str
+    workflow_type: str
+    agent: str
+    kind: str
+    namespace: str
+    gram: int
+    parent_id: str | None = None
+    ends: list[End] = field(default_factory=list)
+    marks: set[Mark] = field(default_factory=set)
+    asking: int = 0
+    read: array[int] = field(default_factory=lambda: array("q"))
