@@ -357,7 +357,7 @@ def test_the_guard_hears_what_a_waiting_request_looks_for(make_tree: Callable[..
     assert len(guard._looked_up["r"]) == len(prompt(1)) // tree.cache.tree_core.unit_tokens
 
 
-MANY = 2 * EXACT
+MANY = 1024
 """Leaves of which a round looks at a part."""
 
 
