@@ -48,7 +48,7 @@ unit: $(READY)  ## everything that needs no SGLang, in seconds
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit tests/property tests/client tests/test_house.py
 
 test: $(READY) $(OLD_SGLANG)/.ready $(FRAMEWORKS)/.ready lint unit  ## every test
-	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q tests/client/test_frameworks.py
+	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q tests/client/test_langgraph.py tests/client/test_openai_agents.py
 	@$(ENGINE_TESTS) -n 2 --dist loadfile -m beside
 	@$(ENGINE_TESTS) -m "not beside"
 

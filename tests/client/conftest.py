@@ -275,3 +275,11 @@ def ask() -> Callable[..., str]:
         return answer.choices[0].message.content or ""
 
     return ask
+
+
+@pytest.fixture
+def tool_facts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is told of tool calls."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("kvflow.client.tool_call.tell", lambda action, **fields: told.append(fields))
+    return told

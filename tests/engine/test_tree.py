@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kvflow.engine import PromptClaim
-from kvflow.engine.leaves import EXACT
 from kvflow.policy import POLICIES, EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
@@ -355,60 +354,3 @@ def test_the_guard_hears_what_a_waiting_request_looks_for(make_tree: Callable[..
     tree.cache.match_prefix(MatchPrefixParams(key=tree.key(prompt(1)), req=req))
     assert list(guard._looked_up) == ["r"]
     assert len(guard._looked_up["r"]) == len(prompt(1)) // tree.cache.tree_core.unit_tokens
-
-
-MANY = 1024
-"""Leaves of which a round looks at a part."""
-
-
-def many(make_tree: Callable[..., Any], backend: str, seed: int = 6) -> tuple[Any, list[list[int]]]:
-    """A full tree of many prompts that share nothing, some of them used again since."""
-    tree, draw = make_tree(backend, capacity_tokens=8 * MANY), random.Random(seed)
-    prompts = [[draw.randrange(10**6) for _ in range(8)] for _ in range(MANY)]
-    for tokens in prompts:
-        tree.insert(tokens)
-    for tokens in draw.sample(prompts, MANY // 4):
-        tree.match(tokens)
-    return tree, prompts
-
-
-@pytest.mark.parametrize("at_once", [8, 64, 8 * EXACT])
-def test_without_hints_the_order_of_many_leaves_is_sglangs_own(make_tree: Callable[..., Any], at_once: int) -> None:
-    (ours, prompts), (theirs, _) = many(make_tree, "kvflow"), many(make_tree, "python")
-    for _ in range(min(40, 8 * MANY // at_once - 1)):
-        ours.evict(at_once)
-        theirs.evict(at_once)
-        assert [ours.resident(tokens) for tokens in prompts] == [theirs.resident(tokens) for tokens in prompts]
-
-
-def test_of_many_claimed_leaves_the_retired_ones_leave_first(make_tree: Callable[..., Any]) -> None:
-    tree, prompts = many(make_tree, "kvflow")
-    for number, tokens in enumerate(prompts):
-        announce(tree, f"w{number}", a=1)
-        tag(tree, f"w{number}", "a", tokens, 0)
-    tree.evict(8)  # what is new has been sorted
-    ended = [number for number in range(0, MANY, 50) if tree.resident(prompts[number])]
-    for number in ended:
-        tree.cache.coordinator.apply(WorkflowUpdate(workflow_id=f"w{number}", workflow_type="t", retired=True))
-    tree.evict(8 * len(ended))
-    assert not any(tree.resident(prompts[number]) for number in ended)
-    assert sum(tree.resident(tokens) > 0 for tokens in prompts) == MANY - len(ended) - 1
-
-
-def test_not_many_more_leaves_are_ranked_than_leave(make_tree: Callable[..., Any]) -> None:
-    tree, _ = many(make_tree, "kvflow")
-    order = tree.cache.tree_core.eviction_strategy
-    ranked: list[Any] = []
-    order._priority = lambda node, rank=order._priority: ranked.append(node) or rank(node)
-    tree.evict(8 * 200)
-    assert 200 <= len(ranked) < MANY / 2
-
-
-def test_all_of_many_leaves_can_be_evicted_at_once(make_tree: Callable[..., Any]) -> None:
-    tree, prompts = many(make_tree, "kvflow")
-    for number, tokens in enumerate(prompts):
-        announce(tree, f"w{number}", a=1)
-        tag(tree, f"w{number}", "a", tokens, 0)
-    tree.evict(8 * MANY)
-    assert not any(tree.resident(tokens) for tokens in prompts)
-    assert tree.allocator.available_size() == 8 * MANY

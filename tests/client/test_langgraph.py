@@ -1,0 +1,228 @@
+"""The LangGraph adapter says of an app's nodes and tools what the program's own decorators would."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Annotated, Any, TypedDict
+
+import pytest
+
+import kvflow
+from kvflow.graph import END as END_STEP
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # other people's deprecations
+    pytest.importorskip("langgraph", reason="LangGraph is not on PYTHONPATH")
+    from langchain_core.language_models.fake import FakeListLLM
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+    from langchain_core.messages import AIMessage
+    from langchain_core.runnables import RunnableLambda
+    from langchain_core.tools import tool
+    from langgraph.graph import END, START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    from kvflow.integrations.langgraph import Hints, graph_of
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class State(TypedDict, total=False):
+    seen: Annotated[list[Any], lambda old, new: old + new]
+
+
+def seen(state: State) -> State:
+    return {"seen": [kvflow.current()]}
+
+
+async def seen_async(state: State) -> State:
+    await asyncio.sleep(0.01)
+    return {"seen": [kvflow.current()]}
+
+
+def app(node: Any = seen) -> Any:
+    """x, then y and z at once, then w, which may begin again."""
+    builder = StateGraph(State)
+    for name in "xyzw":
+        builder.add_node(name, node)
+    builder.add_edge(START, "x")
+    for name in "yz":
+        builder.add_edge("x", name)
+        builder.add_edge(name, "w")
+    builder.add_conditional_edges("w", lambda state: END if len(state["seen"]) > 6 else "x", ["x", END])
+    return builder.compile()
+
+
+def test_an_apps_graph_is_read_from_it() -> None:
+    graph = graph_of(app(), "t")
+    assert graph.agents == ("x", "y", "z", "w")
+    assert set(graph.edges) == {
+        ("START", "x"),
+        ("x", "y"),
+        ("x", "z"),
+        ("y", "w"),
+        ("z", "w"),
+        ("w", "x"),
+        ("w", END_STEP),
+    }
+    assert graph.probability("x", "y") is None
+    assert graph.probability("w", "x") == graph.probability("w", END_STEP) == 0.5
+
+
+def check(steps: list[Any]) -> None:
+    assert [step.agent for step in steps[:1]] == ["x"]
+    assert sorted(step.agent for step in steps) == sorted("xyzw" * 2)
+    assert len({step.workflow_id for step in steps}) == 1
+    assert len({step.step_id for step in steps}) == 8
+    assert {step.workflow_type for step in steps} == {"t"}
+    assert kvflow.current() is None
+
+
+def test_nodes_are_steps_of_one_workflow() -> None:
+    hints = Hints("t", app())
+    for _ in range(2):
+        check(app().invoke({"seen": []}, config={"callbacks": [hints]})["seen"])
+    assert not hints._open
+
+
+def test_nodes_that_run_at_once_are_told_apart() -> None:
+    hints = Hints("t")
+
+    async def run() -> list[Any]:
+        config = {"callbacks": [hints]}
+        return await asyncio.gather(*(app(seen_async).ainvoke({"seen": []}, config=config) for _ in range(5)))
+
+    results = asyncio.run(run())
+    for result in results:
+        check(result["seen"])
+    assert len({result["seen"][0].workflow_id for result in results}) == 5
+    assert not hints._open
+
+
+def test_a_node_that_fails_ends_its_step_and_the_workflow() -> None:
+    def fail(state: State) -> State:
+        raise ValueError("no")
+
+    hints = Hints("t")
+    with pytest.raises(ValueError, match="no"):
+        app(fail).invoke({"seen": []}, config={"callbacks": [hints]})
+    assert kvflow.current() is None
+    assert not hints._open
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_app_in_a_chain_is_one_workflow(is_async: bool) -> None:
+    hints = Hints("t")
+    chain = RunnableLambda(lambda query: {"seen": []}) | app().with_config(callbacks=[hints])
+    for _ in range(2):
+        check((asyncio.run(chain.ainvoke("q")) if is_async else chain.invoke("q"))["seen"])
+    assert not hints._open
+
+
+def test_chains_in_nodes_and_subgraphs_are_part_of_the_workflow() -> None:
+    def node(state: State) -> State:
+        return {"seen": [(RunnableLambda(lambda _: kvflow.current()) | RunnableLambda(lambda step: step)).invoke(1)]}
+
+    hints = Hints("t")
+    builder = StateGraph(State)
+    builder.add_node("team", app(node))
+    builder.add_edge(START, "team")
+    chain = RunnableLambda(lambda query: {"seen": []}) | builder.compile().with_config(callbacks=[hints])
+    check(chain.invoke("q")["seen"])
+    assert not hints._open
+
+
+@tool
+def search(query: str) -> str:
+    """Look something up."""
+    return query
+
+
+def test_tools_of_a_node_are_its_tool_calls(tool_facts: list[dict[str, Any]]) -> None:
+    def node(state: State) -> State:
+        search.invoke({"query": "q"})
+        return {"seen": [None]}
+
+    builder = StateGraph(State)
+    builder.add_node("x", node)
+    builder.add_edge(START, "x")
+    builder.compile().invoke({"seen": []}, config={"callbacks": [Hints("t")]})
+    assert [(fields["agent"], fields["tool"], fields["event"]) for fields in tool_facts] == [
+        ("x", "search", "start"),
+        ("x", "search", "end"),
+    ]
+
+
+def wants_search(times: int) -> Any:
+    """Asks for a search so many times, and then answers."""
+    calls = [{"name": "search", "args": {"query": "q"}, "id": str(number)} for number in range(times)]
+    return GenericFakeChatModel(messages=iter([*(AIMessage("", tool_calls=[call]) for call in calls), AIMessage("so")]))
+
+
+def tool_app(model: Any) -> Any:
+    """The planner asks once, then the assistant and its tools take turns."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("planner", lambda state: {"messages": [FakeListLLM(responses=["plan"]).invoke("q")]})
+    builder.add_node("assistant", lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder.add_node("tools", ToolNode([search]))
+    builder.add_edge(START, "planner")
+    builder.add_edge("planner", "assistant")
+    builder.add_conditional_edges("assistant", tools_condition)
+    builder.add_edge("tools", "assistant")
+    return builder.compile()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_tools_of_a_tool_node_are_calls_of_the_node_that_asked_last(
+    tool_facts: list[dict[str, Any]], is_async: bool
+) -> None:
+    hints = Hints("t")
+    app, config = tool_app(wants_search(2)), {"callbacks": [hints]}
+    result = asyncio.run(app.ainvoke({"messages": []}, config)) if is_async else app.invoke({"messages": []}, config)
+    assert [message.type for message in result["messages"]] == ["human", "ai", "tool", "ai", "tool", "ai"]
+    assert [(fields["agent"], fields["event"]) for fields in tool_facts] == [
+        ("assistant", "start"),
+        ("assistant", "end"),
+    ] * 2
+    assert {fields["step_id"] for fields in tool_facts} == {None}
+    assert not hints._asked
+
+
+def test_who_asked_last_in_one_run_waits_for_no_tool_of_another(tool_facts: list[dict[str, Any]]) -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", ToolNode([search]))
+    builder.add_edge(START, "tools")
+    hints = Hints("t")
+
+    async def run() -> None:
+        asking = tool_app(wants_search(1)).ainvoke({"messages": []}, {"callbacks": [hints]})
+        wanted = wants_search(1).invoke("q")
+        using = builder.compile().ainvoke({"messages": [wanted]}, {"callbacks": [hints]})
+        await asyncio.gather(asking, using)
+
+    asyncio.run(run())
+    assert sorted(fields["agent"] for fields in tool_facts if fields["event"] == "start") == ["assistant", "tools"]
+
+
+def test_a_node_that_asks_and_runs_tools_waits_for_them_itself(tool_facts: list[dict[str, Any]]) -> None:
+    def node(state: MessagesState) -> Any:
+        asked = wants_search(0).invoke("q")
+        kvflow.carry(other)()
+        search.invoke({"query": "q"})
+        return {"messages": [asked]}
+
+    def other() -> None:
+        with kvflow.step("helper"):
+            wants_search(0).invoke("q")
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("x", node)
+    builder.add_edge(START, "x")
+    builder.compile().invoke({"messages": []}, {"callbacks": [Hints("t")]})
+    assert [fields["agent"] for fields in tool_facts] == ["x", "x"]
+    assert None not in [fields["step_id"] for fields in tool_facts]
+
+
+def test_a_wrong_workflow_type_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"workflow\(\): type: String should have at most 128 characters"):
+        Hints("t" * 129)
