@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-Fingerprints = Callable[[Sequence[int], int], Sequence[int]]
-"""Hashes that stand for a text, of runs of so many of its tokens; texts that share a longer run share one."""
+Fingerprinter = Callable[[Sequence[int], int], Sequence[int]]
+"""Gives hashes that stand for a text, of runs of so many of its tokens; texts that share a longer run share one."""
 
-Mark = tuple[str, int]
+Fingerprint = tuple[str, int]
 """A fingerprint in a namespace."""
 
 _LEAST = 2
-"""Fingerprints that a prompt has to have in common with what a workflow has said."""
+"""Fingerprinter that a prompt has to have in common with what a workflow has said."""
 _MAX_OF_WORKFLOW = 4096
 _MAX_OF_PROMPT = 2048
-"""Fingerprints by which it is known what all prompts of an agent say: those of about 7,000 tokens."""
+"""Fingerprinter by which it is known what all prompts of an agent say: those of about 7,000 tokens."""
 _MAX_AGENTS = 256
 _MAX_SAYERS = 4
 
@@ -32,11 +32,11 @@ class Quotes:
         most: fingerprints of answers to remember.
     """
 
-    def __init__(self, marks: Fingerprints, most: int = 2**17) -> None:
+    def __init__(self, marks: Fingerprinter, most: int = 2**17) -> None:
         self.marks = marks
         self._most = most
-        self._sayers: OrderedDict[Mark, tuple[str, ...]] = OrderedDict()
-        self._said: dict[str, dict[Mark, None]] = {}
+        self._sayers: OrderedDict[Fingerprint, tuple[str, ...]] = OrderedDict()
+        self._said: dict[str, dict[Fingerprint, None]] = {}
         self._common: OrderedDict[str, frozenset[int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Quotes:
             self._forget(place, workflow_id)
         self._said.pop(workflow_id, None)
 
-    def _forget(self, place: Mark, workflow_id: str) -> None:
+    def _forget(self, place: Fingerprint, workflow_id: str) -> None:
         """A workflow has said something no longer."""
         self._said[workflow_id].pop(place, None)
         others = tuple(sayer for sayer in self._sayers.get(place, ()) if sayer != workflow_id)

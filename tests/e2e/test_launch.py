@@ -146,6 +146,15 @@ def test_tensor_parallel_ranks_decide_alike_under_pressure(start: Callable[..., 
         assert "Rank consensus checker is enabled" in server.log.read_text()
 
 
+def test_priorities_are_not_overruled(start: Callable[..., Any]) -> None:
+    with start("--enable-kvflow", "--enable-priority-scheduling", "--max-total-tokens", "2048") as server:
+        server.step("w", "a", "hello " * 40)
+        stats = server.get("stats")["total"]
+        assert stats["live_workflows"] == 1
+        assert "admission" not in stats
+        assert "whose requests run is left to SGLang" in server.log.read_text()
+
+
 def test_data_parallel_replicas_all_take_hints(start: Callable[..., Any]) -> None:
     with start("--enable-kvflow", *HOST_TIER, "--max-total-tokens", "2048", data_parallel=2) as server:
         pressure(server)

@@ -9,6 +9,7 @@ import pytest
 
 from kvflow.engine import Coordinator, PromptClaim
 from kvflow.patches.admission import Gate
+from kvflow.patches.claim import attach, claim_of
 from kvflow.policy import AdmissionMemory
 
 
@@ -40,6 +41,16 @@ def seen(gate: Gate, scheduler: SimpleNamespace, *, starts: int = 0, lost: int =
     del scheduler.waiting_queue[: starts + lost]
     gate.release(scheduler, held, batch)
     return there
+
+
+@pytest.mark.parametrize(("declared", "fixed"), [(2**31, 100), (40, 40), (None, None)])
+def test_a_fixed_prompt_is_no_longer_than_its_prompt(declared: int | None, fixed: int | None) -> None:
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a", fixed_tokens=declared)
+    carried = attach({"actions": []}, claim)["actions"]
+    hints = SimpleNamespace(actions=[SimpleNamespace(**action) for action in carried])
+    found = claim_of(SimpleNamespace(kv_hints=hints, origin_input_ids=[0] * 100))
+    assert found is not None
+    assert found.fixed_tokens == fixed
 
 
 def test_a_queue_without_hints_is_not_touched(gate: Gate) -> None:

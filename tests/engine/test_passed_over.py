@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvflow.engine import Counters
+from kvflow.engine import Counters, Room
 from kvflow.patches import prefetch
 from kvflow.patches.guard import Guard
 from kvflow.patches.prefetch import Prefetch
@@ -31,6 +31,16 @@ def test_a_request_is_passed_over_only_so_often(passing: Prefetch) -> None:
 
 def test_nothing_is_passed_over_while_nothing_else_runs(passing: Prefetch) -> None:
     assert not passing.passes_over(SimpleNamespace(), busy=False)
+
+
+def test_what_has_left_the_host_while_its_request_waited_is_not_loaded() -> None:
+    made = object.__new__(Prefetch)
+    core = SimpleNamespace(find=lambda node_id: None, evictable_host_leaves={1})
+    made._cache = SimpleNamespace(tree_core=core)  # type: ignore[assignment]
+    made._asking = SimpleNamespace(best_match_node=7)
+    made.planner = SimpleNamespace(next=lambda room, device: None)  # type: ignore[assignment]
+    assert made._choose(lambda: Room(free_tokens=100)) is None
+    assert made._asking is None
 
 
 def test_decoding_does_not_wait_for_the_load_its_prefill_waited_for() -> None:

@@ -139,6 +139,15 @@ def test_the_token_that_sglang_puts_in_place_of_a_refused_prompt_is_nobodys(
     assert tagged == ([] if refused else [req] * 3)
 
 
+@pytest.mark.parametrize("storage", [False, True])
+def test_with_storage_the_host_keeps_copies_of_what_the_device_holds(
+    make_tree: Callable[..., Any], storage: bool
+) -> None:
+    core = make_tree("kvflow").cache.tree_core
+    core.exclusive, core.enable_storage = True, storage
+    assert core._is_exclusive() is not storage
+
+
 def test_claims_survive_a_split_made_by_a_later_prompt(make_tree: Callable[..., Any]) -> None:
     tree = make_tree("kvflow")
     whole = prompt(1, 2)
