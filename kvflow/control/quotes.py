@@ -12,10 +12,10 @@ Fingerprint = tuple[str, int]
 """A fingerprint in a namespace."""
 
 _LEAST = 2
-"""Fingerprinter that a prompt has to have in common with what a workflow has said."""
+"""Fingerprints that a prompt has to have in common with what a workflow has said."""
 _MAX_OF_WORKFLOW = 4096
 _MAX_OF_PROMPT = 2048
-"""Fingerprinter by which it is known what all prompts of an agent say: those of about 7,000 tokens."""
+"""Fingerprints by which it is known what all prompts of an agent say: those of about 7,000 tokens."""
 _MAX_AGENTS = 256
 _MAX_SAYERS = 4
 
