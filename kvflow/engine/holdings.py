@@ -32,6 +32,7 @@ class Request:
         arrived_s: when it came.
         common_tokens: what it has in common with requests of its agent that came with it: what they go on from.
         running: it has been given its memory.
+        short_since_s: since when it has had its turn and found no room; None if that has not happened.
     """
 
     program: Program
@@ -41,6 +42,7 @@ class Request:
     arrived_s: float
     common_tokens: int = 0
     running: bool = False
+    short_since_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)

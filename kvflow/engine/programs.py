@@ -33,6 +33,10 @@ _NEWS_PAUSE_S = 5e-5
 _LONGEST_PAUSE_S = 1.0
 _LOOK_S = 5.0
 """How often to look at programs that have no request and no place."""
+_MOST_SHORT = 8
+"""Requests that let others pass in one pass over the queue: each has been looked up for nothing."""
+_LONGEST_SHORT_S = 60.0
+"""How long a request for which there is no room lets others pass as long as no program has ended."""
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1
 
@@ -75,6 +79,7 @@ class Programs:
         self._running = 0
         self._changed = True
         self._undecided = False
+        self._short = 0
         self._contexts = 0
         self._settled_s = 0.0
         self._within_device = True
@@ -164,6 +169,23 @@ class Programs:
         if request is not None:
             self._run(request, running=True)
 
+    def lets_pass(self, key: Hashable) -> bool:
+        """Whether a request whose turn it is, and for which there is no room, lets others go before it.
+
+        Others use room while it waits for more, and may make it wait for longer: so it does for no longer than a typical
+        program takes. Requests without a claim do not.
+
+        Source: backfilling (Lifka, *The ANL/IBM SP Scheduling System*, 1995), without reservations.
+        """
+        request = self._requests.get(key)
+        if request is None or self._short == _MOST_SHORT:
+            return False
+        self._short += 1
+        now_s = self._claims.clock.now_s
+        if request.short_since_s is None:
+            request.short_since_s = now_s
+        return now_s - request.short_since_s < (self._typical.program_s or _LONGEST_SHORT_S)
+
     def retracted(self, key: Hashable) -> None:
         """A request has lost its memory to others: less fits than was thought."""
         request = self._requests.get(key)
@@ -194,6 +216,7 @@ class Programs:
         has changed and somebody waits. With many contexts decisions pause in between, to take a fiftieth of the time,
         or a tenth for programs that have just come; with room to spare for all, until that may be used up.
         """
+        self._short = 0
         if not waiting:
             if self._put_off:
                 self._put_off_uses(0.0)
@@ -279,6 +302,6 @@ class Programs:
 
     def _run(self, request: Request, *, running: bool) -> None:
         self._running += running - request.running
-        request.running = running
+        request.running, request.short_since_s = running, None
         request.program.looked_s = -math.inf
         self._changed = True

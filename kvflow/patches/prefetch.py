@@ -51,7 +51,7 @@ def decode(result: None, self: Any) -> None:
 def _patient(base: type) -> type:
     """A prefill adder that passes over requests whose context is still being loaded, while others can run.
 
-    And those that admission has not seen yet.
+    And those that admission has not seen yet, and those for which there is no room, where SGLang goes no further.
     """
 
     class PatientAdder(base):
@@ -64,7 +64,11 @@ def _patient(base: type) -> type:
                 return AddReqResult.CONTINUE
             if prefetch is not None and prefetch.passes_over(req, busy=busy):
                 return AddReqResult.CONTINUE
-            return super().add_one_req(req, *args, **kwargs)
+            result = super().add_one_req(req, *args, **kwargs)
+            refused = result is AddReqResult.NO_TOKEN and req not in self.can_run_list[-1:]
+            if refused and busy and gate is not None and gate.lets_pass(req):
+                return AddReqResult.CONTINUE
+            return result
 
     return PatientAdder
 
@@ -97,13 +101,15 @@ class Prefetch:
         self._asking: Any = None
         self._guard = Guard("prefetch")
 
-    def reap(self) -> None:
-        """Take note of what has arrived."""
+    def reap(self) -> bool:
+        """Take note of what has arrived; tells whether a load ahead has."""
         self._storage.reap()
         load = self._load
-        if load is not None and load.anchor.id not in self._cache.ongoing_load_back:
-            self._load = None
-            self.planner.ended(load)
+        if load is None or load.anchor.id in self._cache.ongoing_load_back:
+            return False
+        self._load = None
+        self.planner.ended(load)
+        return True
 
     def begin(self, running: int, chunked: Any) -> None:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself.

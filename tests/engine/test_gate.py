@@ -89,3 +89,30 @@ def test_who_is_given_up_in_a_pass_has_not_started(gate: Gate) -> None:
     scheduler = SimpleNamespace(waiting_queue=[request(name, name) for name in "abc"])
     assert seen(gate, scheduler, starts=1, lost=1) == ["a", "b"]
     assert seen(gate, scheduler) == ["c"], "there is room again"
+
+
+def test_there_is_news_when_somebody_may_run_who_could_not_in_the_pass_before(gate: Gate) -> None:
+    scheduler = SimpleNamespace(waiting_queue=[request(name, name) for name in "abc"])
+    assert seen(gate, scheduler) == ["a", "b"]
+    assert gate.has_news
+    assert seen(gate, scheduler, starts=1) == ["a", "b"]
+    assert not gate.has_news
+    assert seen(gate, scheduler) == ["b"]
+    assert not gate.has_news
+    scheduler.waiting_queue.append(request("x"))
+    assert seen(gate, scheduler) == ["b", "x"]
+    assert gate.has_news
+
+
+def test_that_somebody_found_no_room_is_known_until_the_next_pass(gate: Gate) -> None:
+    requests = [request("a", "a"), request("x")]
+    scheduler = SimpleNamespace(waiting_queue=requests)
+    gate.hold(scheduler)
+    assert not gate.lets_pass(requests[1])
+    assert not gate.short
+    assert gate.lets_pass(requests[0])
+    assert gate.short
+    gate.release(scheduler, [], None)
+    assert gate.short
+    gate.hold(scheduler)
+    assert not gate.short

@@ -217,6 +217,34 @@ def test_a_request_that_comes_back_to_the_queue_is_the_same_request() -> None:
     assert table.programs.held == 0
 
 
+def test_who_finds_no_room_lets_others_pass_for_no_longer_than_a_typical_program_takes() -> None:
+    table = Table()
+    table.start("short", 1_000)
+    table.coordinator.tick(10.0)
+    table.answer("short")
+    table.end("short")
+    table.ask("long")
+    table.allowed("long")  # notes that the other has ended, after ten seconds
+    table.coordinator.tick(50.0)
+    assert table.programs.lets_pass("long"), "it has just had its turn for the first time"
+    table.coordinator.tick(59.0)
+    assert table.programs.lets_pass("long")
+    table.coordinator.tick(61.0)
+    assert not table.programs.lets_pass("long")
+    table.programs.started("long")
+    table.programs.retracted("long")
+    assert table.programs.lets_pass("long"), "it has had room since"
+
+
+def test_only_so_many_let_others_pass_in_one_pass_over_the_queue_and_none_without_a_claim() -> None:
+    table = Table()
+    keys = [table.ask(str(number), 1_000) for number in range(10)]
+    assert sum(map(table.programs.lets_pass, keys)) == 8
+    table.allowed(*keys)
+    assert table.programs.lets_pass(keys[-1])
+    assert not table.programs.lets_pass("somebody")
+
+
 def test_strangers_may_leave() -> None:
     table = Table()
     table.programs.left("nobody", 1)
