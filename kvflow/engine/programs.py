@@ -9,6 +9,7 @@ from typing import TypeVar
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.holdings import Holdings, Program, Request
+from kvflow.engine.holds import Holds
 from kvflow.engine.journal import Journal
 from kvflow.engine.margin import Margin
 from kvflow.engine.pioneers import Pioneers
@@ -37,8 +38,6 @@ _MOST_SHORT = 8
 """Requests that let others pass in one pass over the queue: each has been looked up for nothing."""
 _LONGEST_SHORT_S = 60.0
 """How long a request for which there is no room lets others pass as long as no program has ended."""
-_FIRST_HOLD_S = 10.0
-_HOLD_WEIGHT = 0.1
 
 
 class Programs:
@@ -66,14 +65,12 @@ class Programs:
         self._turns = Turns(claims, admission, cached)
         self._claims = claims
         self._admission = admission
-        self._journal = journal
         self._programs: dict[str, Program] = {}
         self._requests: dict[Hashable, Request] = {}
         self._margin = Margin()
         self._typical = TypicalWork()
         self._holdings = Holdings(claims, self._typical, cached)
-        self._hold_s = _FIRST_HOLD_S
-        self._put_off = False
+        self._holds = Holds(claims, journal)
         self._all_fit = True
         self._spare_tokens = 0
         self._running = 0
@@ -102,7 +99,7 @@ class Programs:
     @property
     def at_rest(self) -> bool:
         """Whether no request waits, and nothing is put off because one did."""
-        return len(self._requests) == self._running and not self._put_off
+        return len(self._requests) == self._running and not self._holds.put_off
 
     def waiting(self) -> Iterator[Hashable]:
         """Requests that have arrived and do not run. Cost: O(requests)."""
@@ -172,8 +169,8 @@ class Programs:
     def lets_pass(self, key: Hashable) -> bool:
         """Whether a request whose turn it is, and for which there is no room, lets others go before it.
 
-        Others use room while it waits for more, and may make it wait for longer: so it does for no longer than a typical
-        program takes. Requests without a claim do not.
+        Others use room while it waits for more, and may make it wait for longer: so it does that for no longer than a
+        typical program takes. Requests without a claim do not.
 
         Source: backfilling (Lifka, *The ANL/IBM SP Scheduling System*, 1995), without reservations.
         """
@@ -218,8 +215,7 @@ class Programs:
         """
         self._short = 0
         if not waiting:
-            if self._put_off:
-                self._put_off_uses(0.0)
+            self._holds.end(self._programs)
         elif self._fits_with_ease():
             for key in waiting:
                 if (request := self._requests.get(key)) is not None:
@@ -259,7 +255,7 @@ class Programs:
         places = self._admission.admit(views, planned, self._typical.step, self._typical.program_s)
         self._all_fit, self._spare_tokens = places.all_fit, places.spare_tokens
         self._within_device = places.room_tokens <= planned.device_tokens
-        self._follow_holds(places.room_tokens)
+        self._holds.follow(self._programs, places.room_tokens)
 
     def _pause_s(self) -> float:
         """How long after the last decision there is no other."""
@@ -273,32 +269,6 @@ class Programs:
         if not (program.requests or program.view.admitted):
             return looked_s >= _LOOK_S
         return looked_s >= _RECONSIDER_S or self._holdings.outdated(program)
-
-    def _follow_holds(self, room_tokens: int) -> None:
-        """Note who is held from now on and who no longer is; contexts without a place are wanted later than others."""
-        views = [program.view for program in self._programs.values()]
-        running = [view.live_tokens for view in views if view.admitted]
-        reason = f"{len(running)} programs with {sum(running)} tokens run; there is room for {room_tokens}"
-        for name, program in self._programs.items():
-            view = program.view
-            if view.waiting and not view.admitted and program.held_since_s is None:
-                program.held_since_s = view.held_s
-                if self._journal is not None:
-                    self._journal.held(program.asking(name), view.live_tokens, reason)
-            elif program.held_since_s is not None and (view.admitted or not view.waiting):
-                held_s, program.held_since_s = view.held_s - program.held_since_s, None
-                self._hold_s += _HOLD_WEIGHT * (held_s - self._hold_s)
-                if self._journal is not None:
-                    self._journal.admitted(program.asking(name), view.live_tokens, held_s)
-        somebody_waits = any(program.held_since_s is not None for program in self._programs.values())
-        self._put_off_uses(round(self._hold_s, 1) if somebody_waits else 0.0)
-
-    def _put_off_uses(self, seconds: float) -> None:
-        """Have the contexts of programs without a place wanted so much later; 0 takes that back."""
-        self._put_off = seconds > 0
-        for program in self._programs.values():
-            for workflow_id in program.workflows:
-                self._claims.hold(workflow_id, 0.0 if program.view.admitted else seconds)
 
     def _run(self, request: Request, *, running: bool) -> None:
         self._running += running - request.running
