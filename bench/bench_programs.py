@@ -38,8 +38,9 @@ from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.patches.cpu.launch import ServerProcess, launch_server  # noqa: E402
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE  # noqa: E402
 from kvflow.patches.cpu.model import build_model  # noqa: E402
+from kvflow.replay.live import live_tokens, longest_request  # noqa: E402
 from kvflow.replay.scaling import scaled  # noqa: E402
-from kvflow.replay.work import Pace, live_tokens, longest_request  # noqa: E402
+from kvflow.replay.work import Pace  # noqa: E402
 from kvflow.sim import load_profile  # noqa: E402
 from kvflow.sim.measures import quantile  # noqa: E402
 from kvflow.sim.workload import read_workload  # noqa: E402

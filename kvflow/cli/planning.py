@@ -11,9 +11,9 @@ from kvflow.errors import ConfigError
 from kvflow.replay.arms import Arm
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.engines import HIERARCHICAL, Sizes, cpu_engine, flag_value, gpu_engine, user_engine
+from kvflow.replay.live import live_tokens, longest_request
 from kvflow.replay.run import Plan
 from kvflow.replay.server import Engine
-from kvflow.replay.work import live_tokens, longest_request
 from kvflow.sim.workload import Workload, parse_size
 
 DEVICE_SIZE, HOST_SIZE = "33%", "67%"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
+from kvflow.engine.conversations import Tail, live_tokens, told_apart
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
@@ -59,6 +60,7 @@ class Program:
         updates: of live workflows that had been applied by then.
         answered_s: when a request of it was last answered; None before that.
         held_since_s: how long it had been held before, when it began to be held again; None if it is not held.
+        tails: what its contexts take, and ``told_apart``, which contexts these are.
     """
 
     view: ProgramView
@@ -71,6 +73,15 @@ class Program:
     updates: int = 0
     answered_s: float | None = None
     held_since_s: float | None = None
+    tails: list[Tail] = field(default_factory=list)
+    told_apart: list[tuple[Hashable, Node | None, int]] = field(default_factory=list)
+
+    def tails_of(self, claims: Mapping[Hashable, Claim]) -> list[Tail]:
+        """Tell contexts apart that the program will use, unless they are as they were."""
+        contexts = [(key, claim.tip, claim.tail_tokens) for key, claim in claims.items()]
+        if contexts != self.told_apart:
+            self.tails, self.told_apart = told_apart(claims), contexts
+        return self.tails
 
     def book(self, now_s: float) -> None:
         """Enter the time since it was last entered; to be called before anything that this depends on changes.
@@ -133,7 +144,7 @@ class Holdings:
         Cost: O(contexts and requests of the program).
         """
         program.looked_s, program.updates = self._claims.clock.now_s, self._claims.updates
-        held: dict[tuple[str, str], float] = {}
+        held: dict[Hashable, Claim] = {}
         fixed: dict[Hashable, int] = {}
         due_s: dict[Hashable, float] = {}
         back_s: float | None = None
@@ -155,16 +166,16 @@ class Holdings:
                     fixed |= parts
                     due_s |= {part: min(left_s, due_s.get(part, left_s)) for part in parts}
                 if claim.keeps_tail:
-                    held[workflow_id, agent] = claim.tail_tokens * claim.likelihood
+                    held[workflow_id, agent] = claim
         for request in program.requests.values():
             if request.fixed_prompt is not None:
                 brought = request.fixed_prompt.parts(self._cached)
                 fixed |= brought
                 due_s |= dict.fromkeys(brought, 0.0)
         asked = self._asked(program.requests.values())
-        held |= {key: max(held.get(key, 0.0), tokens) for key, tokens in asked.items()}
         view = program.view
-        view.live_tokens, view.fixed_tokens, view.fixed_due_s = round(sum(held.values())), fixed, due_s
+        view.live_tokens = round(live_tokens(program.tails_of(held), held, asked))
+        view.fixed_tokens, view.fixed_due_s = fixed, due_s
         view.back_s = back_s
         view.busy = any(request.running for request in program.requests.values())
         view.waiting = any(not request.running for request in program.requests.values())
@@ -198,12 +209,12 @@ class Holdings:
         known = self._claim(request)
         return known.tail_tokens if known is not None and known.context_tokens else 0
 
-    def _asked(self, requests: Iterable[Request]) -> dict[tuple[str, str], float]:
+    def _asked(self, requests: Iterable[Request]) -> dict[Hashable, float]:
         """Tokens that requests take, without what is fixed, by workflow and agent.
 
         Several of one agent at a time go on from its last context, which counts once.
         """
-        asked: dict[tuple[str, str], float] = {}
+        asked: dict[Hashable, float] = {}
         for request in requests:
             key = (request.claim.workflow_id, request.claim.agent)
             own_tokens = request.tokens - self._fixed_tokens(request)

@@ -8,10 +8,10 @@ from typing import Any
 
 from kvflow.replay.arms import Arm
 from kvflow.replay.folder import traces_digest
+from kvflow.replay.live import live_tokens
 from kvflow.replay.metrics import PAIRED, difference, measures, values
 from kvflow.replay.record import CallRecord, Round, ToolRecord
 from kvflow.replay.run import Plan
-from kvflow.replay.work import live_tokens
 from kvflow.sim.workload import Workload
 
 KIND = "replay"

@@ -9,7 +9,7 @@ import pytest
 
 from kvflow.replay.contents import Contents
 from kvflow.replay.scaling import scaled
-from kvflow.replay.work import Load, live_tokens, longest_request
+from kvflow.replay.work import Load
 from kvflow.sim.workload import Workload
 from kvflow.trace import (
     MAIN_THREAD,
@@ -124,30 +124,3 @@ def test_arrivals_come_at_their_rate() -> None:
     arrivals = Load(per_min=120).arrivals(workload.programs, 1)
     assert arrivals[-1][0] == pytest.approx(200, rel=0.15)
     assert {at for at, _, _ in Load().arrivals(workload.programs, 1)} == {0.0}
-
-
-def test_a_context_is_live_until_its_agent_has_run_for_the_last_time() -> None:
-    (program,) = made("fan", 1, fixed_tokens=100, task_tokens=10, output_tokens=10, turns=1)
-    longest: dict[str, int] = {}
-    for call in program.calls:
-        longest[call.agent] = call.prompt.tokens + call.output_tokens
-    assert longest_request([program]) < live_tokens([program]) < sum(longest.values())
-
-
-def test_threads_are_live_side_by_side_until_they_are_joined() -> None:
-    (program,) = made("fan", 1, fixed_tokens=1, task_tokens=100, output_tokens=100, turns=1)
-    spawned = [name for name in program.threads if name != MAIN_THREAD]
-    assert len(spawned) > 1
-    longest = [
-        max(call.prompt.tokens + call.output_tokens for call in program.calls if call.thread == name)
-        for name in spawned
-    ]
-    assert live_tokens([program]) >= sum(longest)
-
-
-def test_fixed_prompts_of_a_role_are_live_once() -> None:
-    work = made("chain", 4, fixed_tokens=1000, task_tokens=10, output_tokens=10, turns=1)
-    agents = {call.agent for program in work for call in program.calls}
-    assert 1000 * len(agents) < live_tokens(work) < 1000 * len(agents) * 2
-    assert live_tokens(work, 2) < live_tokens(work)
-    assert longest_request(work) > 1000
