@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
@@ -254,6 +255,17 @@ class Coordinator:
             if room < 0:
                 break
             self._cutoff = node.last_access_time
+
+    @contextlib.contextmanager
+    def round_within(self) -> Iterator[None]:
+        """Let there be a round within another: SGLang makes room on the host for what is leaving the device."""
+        outer = self._cutoff, self._ended_first, self._times
+        try:
+            yield
+        finally:
+            self._cutoff, self._ended_first, self._times = outer
+            if self._uses_age:
+                self.claims.clock.version += 1
 
     def priority(self, node: Node) -> Priority:
         """Order of a node in the round, lowest first: candidates by rank, the others by recency alone, what is pinned.

@@ -169,8 +169,9 @@ class Programs:
     def lets_pass(self, key: Hashable) -> bool:
         """Whether a request whose turn it is, and for which there is no room, lets others go before it.
 
-        Others use room while it waits for more, and may make it wait for longer: so it does that for no longer than a
-        typical program takes. Requests without a claim do not.
+        Others use room while it waits for more, and may make it wait for longer: so its program does that for no longer
+        than a typical one takes, all in all; until then the wait counts as time it is held. Requests without a claim
+        let nobody pass.
 
         Source: backfilling (Lifka, *The ANL/IBM SP Scheduling System*, 1995), without reservations.
         """
@@ -178,10 +179,8 @@ class Programs:
         if request is None or self._short == _MOST_SHORT:
             return False
         self._short += 1
-        now_s = self._claims.clock.now_s
-        if request.short_since_s is None:
-            request.short_since_s = now_s
-        return now_s - request.short_since_s < (self._typical.program_s or _LONGEST_SHORT_S)
+        short_s = request.program.finds_no_room(self._claims.clock.now_s)
+        return short_s < (self._typical.program_s or _LONGEST_SHORT_S)
 
     def retracted(self, key: Hashable) -> None:
         """A request has lost its memory to others: less fits than was thought."""
@@ -272,6 +271,7 @@ class Programs:
 
     def _run(self, request: Request, *, running: bool) -> None:
         self._running += running - request.running
-        request.running, request.short_since_s = running, None
+        request.running = running
+        request.program.finds_room(self._claims.clock.now_s)
         request.program.looked_s = -math.inf
         self._changed = True

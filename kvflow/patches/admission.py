@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvflow.engine import Programs
@@ -24,6 +25,7 @@ class Gate:
     Attributes:
         has_news: there is somebody who may run, and was not there, or might not, in the pass before.
         short: there was no room for a request that let others pass.
+        tried_all: SGLang went through all requests.
     """
 
     def __init__(self, cache: KvflowRadixCache) -> None:
@@ -33,15 +35,19 @@ class Gate:
         )
         self._cache = cache
         self.has_news = self.short = False
+        self.tried_all = True
         self._queued: dict[str, int] = {}
         self._offered: frozenset[str] = frozenset()
         self._failed = self._idle = False
+        self._looks = False
         self._guard = Guard("admission")
 
     def hold(self, scheduler: Any) -> list[Any]:
         """Put the requests that may run in their order, and take the others out of the queue and return them."""
         queue: list[Any] = scheduler.waiting_queue
+        self._looks = True
         self.has_news = self.short = False
+        self.tried_all = True
         self._idle = self.programs.at_rest and self._guard.run(_without_claims, queue, default=False)
         if self._idle:  # most passes decode, or nobody has hints
             self._queued, self._offered = {}, frozenset()
@@ -71,7 +77,7 @@ class Gate:
 
     def late(self, req: Any) -> bool:
         """Whether a request has come since the pass began: its grammar has been compiled. The next pass has it."""
-        return not self._failed and req.rid not in self._queued and claim_of(req) is not None
+        return self._looks and not self._failed and req.rid not in self._queued and claim_of(req) is not None
 
     def lets_pass(self, req: Any) -> bool:
         """Whether a request for which there is no room lets others go before it."""
@@ -94,6 +100,8 @@ class Gate:
         for req in queue:
             claim = claim_of(req)
             if claim is not None and req.rid not in self._queued:
+                if getattr(req, "skip_radix_cache_insert", False):  # of what it computes others find nothing
+                    claim = replace(claim, fixed_tokens=None)
                 digest = self._cache.watch.digest(req, claim.fixed_tokens or 0)
                 self.programs.arrived(req.rid, claim, len(req.origin_input_ids), digest)
         self._queued = rids

@@ -16,9 +16,9 @@ def form(original: Callable[..., Any], self: Any, prefill_delayer_single_pass: A
     """Form a prefill batch (hook around ``Scheduler._get_new_batch_prefill_raw``)."""
     gate: Gate | None = getattr(self.tree_cache, "gate", None)
     prefetch: Prefetch | None = getattr(self.tree_cache, "prefetch", None)
-    arrived = prefetch is not None and prefetch.reap()
+    link_is_free = prefetch is not None and prefetch.reap()
     held = gate.hold(self) if gate is not None else []
-    if arrived or (gate is not None and gate.has_news):
+    if link_is_free or (gate is not None and gate.has_news):
         running_batch.batch_is_full = False  # SGLang looks again when a request leaves
     batch = None
     try:
@@ -27,7 +27,7 @@ def form(original: Callable[..., Any], self: Any, prefill_delayer_single_pass: A
     finally:
         if gate is not None:
             gate.release(self, held, batch)
-    if gate is not None and gate.short:
+    if gate is not None and gate.short and gate.tried_all:
         result[1].batch_is_full = True
     if prefetch is not None:
         prefetch.join(batch)

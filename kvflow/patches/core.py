@@ -176,16 +176,17 @@ class KvflowTreeCore(UnifiedTreeCore):
         return super().evict_device_end(component_type)
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
-        self._open_round(Tier.HOST, self.evictable_host_leaves, tokens=num_tokens)
-        try:
-            freed = Freed()
-            if component_type is BASE_COMPONENT_TYPE and self._is_exclusive():
-                self._clearing.run(give_up_first, self, num_tokens, freed, default=None)
-            result: Any = super().drive_host_eviction(component_type, max(0, num_tokens - freed.tokens))
-            freed.add_to(result)
-            return result
-        finally:
-            self._close_round(self.evictable_host_leaves)
+        with self.coordinator.round_within():
+            self._open_round(Tier.HOST, self.evictable_host_leaves, tokens=num_tokens)
+            try:
+                freed = Freed()
+                if component_type is BASE_COMPONENT_TYPE and self._is_exclusive():
+                    self._clearing.run(give_up_first, self, num_tokens, freed, default=None)
+                result: Any = super().drive_host_eviction(component_type, max(0, num_tokens - freed.tokens))
+                freed.add_to(result)
+                return result
+            finally:
+                self._close_round(self.evictable_host_leaves)
 
     @contextlib.contextmanager
     def keeping_copy(self, node_id: int) -> Iterator[None]:

@@ -70,7 +70,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.tree_core.exclusive = is_exclusive(
             settings.eviction.exclusive, self.token_to_kv_pool_allocator.size_full, params.chunked_prefill_size or 0
         )
-        self.gate = Gate(self) if settings.admission.mode == "workflow" else None
+        self.gate = Gate(self) if settings.admission.mode == "workflow" and _holds(Feature.ADMISSION) else None
         self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
         if self.prefetch is not None:
             self.tree_core.on_left = self.prefetch.left
@@ -226,6 +226,9 @@ class KvflowRadixCache(UnifiedRadixCache):
 
 
 def _may_prefetch(settings: config.Settings) -> bool:
+    return settings.prefetch.enabled and _holds(Feature.PREFETCH) and _holds(Feature.ADMISSION)
+
+
+def _holds(feature: Feature) -> bool:
     book = switch.books.get(Role.SCHEDULER)  # there is none where the cache is built without a scheduler
-    holds = book is not None and book.holds(Feature.PREFETCH) and book.holds(Feature.ADMISSION)
-    return settings.prefetch.enabled and holds
+    return book is not None and book.holds(feature)

@@ -20,11 +20,11 @@ def gate() -> Gate:
     return Gate(cast("Any", SimpleNamespace(coordinator=Coordinator("cost"), journal=None, watch=watch)))
 
 
-def request(name: str, workflow: str | None = None) -> SimpleNamespace:
-    claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a") if workflow else None
+def request(name: str, workflow: str | None = None, fixed_tokens: int | None = None) -> SimpleNamespace:
+    claim = PromptClaim(workflow_id=workflow or "", workflow_type="t", agent="a", fixed_tokens=fixed_tokens)
     return SimpleNamespace(
         rid=name,
-        _kvflow_claim=claim,
+        _kvflow_claim=claim if workflow else None,
         origin_input_ids=[0] * 40_000,
         output_ids=[0],
         finished=lambda: True,
@@ -89,6 +89,23 @@ def test_who_is_given_up_in_a_pass_has_not_started(gate: Gate) -> None:
     scheduler = SimpleNamespace(waiting_queue=[request(name, name) for name in "abc"])
     assert seen(gate, scheduler, starts=1, lost=1) == ["a", "b"]
     assert seen(gate, scheduler) == ["c"], "there is room again"
+
+
+def test_nobody_waits_for_what_a_beam_search_computes(gate: Gate) -> None:
+    requests = [request(name, name, fixed_tokens=1000) for name in "ab"]
+    scheduler = SimpleNamespace(waiting_queue=[*requests])
+    assert seen(gate, scheduler) == ["a"], "which computes it for both"
+    beams = [request(name, name, fixed_tokens=1000) for name in "cd"]
+    for each in beams:
+        each.skip_radix_cache_insert = True
+    for req in requests:
+        gate.left(req)
+    scheduler.waiting_queue = [*beams]
+    assert seen(gate, scheduler) == ["c", "d"]
+
+
+def test_nobody_is_late_for_a_gate_that_never_looks(gate: Gate) -> None:
+    assert not gate.late(request("a", "a")), "SGLang does not call it here, and nobody would be let in"
 
 
 def test_there_is_news_when_somebody_may_run_who_could_not_in_the_pass_before(gate: Gate) -> None:

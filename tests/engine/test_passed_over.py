@@ -60,10 +60,12 @@ class Adder:
         self.room_tokens = room_tokens
         self.can_run_list: list[Any] = []
         self.running_batch = SimpleNamespace(is_empty=lambda: not running)
-        gate = SimpleNamespace(late=lambda req: False, lets_pass=lambda req: lets_pass)
-        self.tree_cache = SimpleNamespace(gate=gate, prefetch=None)
+        self.gate = SimpleNamespace(late=lambda req: False, lets_pass=lambda req: lets_pass, tried_all=True)
+        self.tree_cache = SimpleNamespace(gate=self.gate, prefetch=None)
 
     def add_one_req(self, tokens: int) -> AddReqResult:
+        if not tokens:
+            return AddReqResult.OTHER
         if tokens <= self.room_tokens:
             self.room_tokens -= tokens
             self.can_run_list.append(tokens)
@@ -95,3 +97,23 @@ def test_nobody_goes_before_who_finds_no_room_while_nothing_runs() -> None:
 def test_a_batch_that_is_full_is_full() -> None:
     made = prefetch._patient(Adder)(10, running=True, lets_pass=True)
     assert made.add_one_req(10) is AddReqResult.NO_TOKEN
+
+
+def test_who_is_not_tried_may_fit() -> None:
+    made = prefetch._patient(Adder)(10, running=True, lets_pass=True)
+    made.add(5, 6, 3)
+    assert made.gate.tried_all
+    made.add(0)
+    assert not made.gate.tried_all
+
+
+def test_nobody_passes_where_sglang_takes_who_is_passed_for_one_that_runs() -> None:
+    made = prefetch._patient(Adder, backfills=False)(10, running=True, lets_pass=True)
+    assert made.add(5, 6, 3) == [5]
+
+
+@pytest.mark.parametrize(("mamba", "patient"), [(False, True), (True, False)])
+def test_models_that_keep_a_state_are_left_to_sglang(mamba: bool, patient: bool) -> None:
+    cache = SimpleNamespace(gate=object(), supports_mamba=lambda: mamba)
+    scheduler = SimpleNamespace(tree_cache=cache, is_hybrid_swa=False, enable_lora=False)
+    assert (prefetch.adder_class(Adder, scheduler) is not Adder) == patient

@@ -155,3 +155,14 @@ def test_a_leaf_that_appears_during_a_round_is_as_old_as_its_last_use() -> None:
         predict(coordinator, node, str(name), due_s=10.0)
     coordinator.open_round(nodes)
     assert coordinator.priority(parent) > max(coordinator.priority(node) for node in nodes)
+
+
+def test_a_round_within_another_leaves_it_as_it_was() -> None:
+    nodes = leaves(4)
+    coordinator = Coordinator("cost")
+    coordinator.open_round(nodes, FREE_CHOICE)
+    before = [coordinator.priority(node) for node in nodes]
+    with coordinator.round_within():
+        coordinator.open_round(nodes, Choice(share=0.0))
+        assert [coordinator.priority(node) for node in nodes] != before
+    assert [coordinator.priority(node) for node in nodes] == before
