@@ -5,8 +5,8 @@ to send and never sends; `patches` owns the sockets, the routes and the timer ta
 """
 
 from kvflow.control.graphs import GraphBook
-from kvflow.control.plane import ControlPlane, Intake
+from kvflow.control.plane import ControlPlane, Intake, starts_step
 from kvflow.control.quotes import Quotes
 from kvflow.control.workflow import Workflow
 
-__all__ = ["ControlPlane", "GraphBook", "Intake", "Quotes", "Workflow"]
+__all__ = ["ControlPlane", "GraphBook", "Intake", "Quotes", "Workflow", "starts_step"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END, NextUse
@@ -25,6 +26,7 @@ class Forecaster:
     Attributes:
         tools: how long tools take, by tool and verb.
         returns: how long it takes until an agent's context is used again, whatever happens in between.
+        between: how long it takes from the end of an agent's step until the next step begins.
         pace: how long agents' steps take.
         survival: whether contexts are used again, by how often they have been.
         endings: the same, by the tool that was called last.
@@ -35,6 +37,7 @@ class Forecaster:
 
     tools: DurationModel = field(default_factory=DurationModel)
     returns: DurationModel = field(default_factory=DurationModel)
+    between: Pace = field(default_factory=partial(Pace, cold_start_s=0.0))
     pace: Pace = field(default_factory=Pace)
     survival: Survival = field(default_factory=Survival)
     endings: Endings = field(default_factory=Endings)
@@ -61,12 +64,16 @@ class Forecaster:
         """Learn how long a context was left alone."""
         if context.turns:
             self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=False)
-        if context.answered_s is not None:
+        if context.answered_s is not None and not context.arrivals_s:
             self.returns.observe(_RETURN, _key(workflow, agent), max(0.0, now_s - context.answered_s))
 
     def step_ended(self, workflow: Workflow, agent: str, seconds: float) -> None:
         """Learn how long a step took, tools included."""
         self.pace.observe_step(workflow.workflow_id, workflow.workflow_type, agent, seconds)
+
+    def step_followed(self, workflow: Workflow, agent: str, seconds: float) -> None:
+        """Learn how long after a step of an agent the next one began."""
+        self.between.observe_step(workflow.workflow_id, workflow.workflow_type, agent, seconds)
 
     def workflow_ended(self, workflow: Workflow, *, ended: bool) -> None:
         """Learn how often the workflow's contexts were used."""
@@ -75,6 +82,7 @@ class Forecaster:
             if ended:
                 self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=True)
         self.pace.forget(workflow.workflow_id)
+        self.between.forget(workflow.workflow_id)
 
     def claims(self, workflow: Workflow, steps: dict[str, float | None], now_s: float) -> tuple[ClaimPrediction, ...]:
         """Predict the next use of every context the workflow may still use.
@@ -135,7 +143,7 @@ class Forecaster:
             if expected and len(expected) == len(waits) and max(expected) > now_s:
                 probability, due_s = again, max(expected)
             return probability, round(due_s, 2)
-        if workflow.declared:
+        if _plans(workflow, agent):
             later *= self._alive(workflow, now_s)
         elif context is not None and context.turns:
             later, due_s = self._return(workflow, agent, context, now_s)
@@ -186,8 +194,8 @@ class Forecaster:
         return still_alive(again, durations.longer_than(elapsed_s)), durations.residual_s(elapsed_s)
 
     def _may_return(self, workflow: Workflow, agent: str) -> bool:
-        """Whether an agent of which nobody knows when it runs may run again: a declared graph knows."""
-        return not workflow.declared and agent in workflow.contexts
+        """Whether an agent of which nobody knows when it runs may run again: a declared graph knows of those it has."""
+        return agent in workflow.contexts and not _plans(workflow, agent)
 
     def _return(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> tuple[float, float]:
         """Forecast from experience alone: an undeclared graph says less than how such agents have returned so far."""
@@ -214,9 +222,11 @@ class Forecaster:
         """What is left of the step under way; once it should be over, as long as such steps vary (if exponential)."""
         if workflow.latest is None:
             return self._step_s(workflow, agent)
-        if workflow.latest not in workflow.started_s:  # it has ended, and the next one is to begin
-            return 0.0
         latest = workflow.latest[0]
+        if workflow.latest not in workflow.started_s:  # it has ended, and the next one is to begin
+            silent_s = max(0.0, now_s - (now_s if workflow.ended_s is None else workflow.ended_s))
+            left_s = self.between.step_s(workflow.workflow_id, workflow.workflow_type, latest) - silent_s
+            return left_s if left_s > 0 else silent_s  # what is late may take as long again
         step_s = self._step_s(workflow, latest)
         passed_s = max(0.0, now_s - workflow.started_s[workflow.latest])
         return min(step_s, max(step_s - passed_s, self.pace.spread_s(workflow.workflow_type, latest)))
@@ -256,6 +266,11 @@ class _StepLengths:
         own, own_s = self._weighted.get(agent, (0.0, 0.0))
         others = self._total - own
         return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._step_s(agent)
+
+
+def _plans(workflow: Workflow, agent: str) -> bool:
+    """Whether a graph that somebody has declared says when an agent runs."""
+    return workflow.declared and (workflow.cursor is None or agent in workflow.cursor.graph)
 
 
 def _key(workflow: Workflow, agent: str) -> str:

@@ -6,7 +6,8 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeGuard
 
 from kvflow.config import Settings
 from kvflow.control.coming import Coming
@@ -16,11 +17,13 @@ from kvflow.control.quotes import Quotes
 from kvflow.control.threads import Threads
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END
-from kvflow.hints import VERBS, DecodedFact, FeedbackFact, Outcome, Status, StepFact, ToolFact
+from kvflow.hints import VERBS, DecodedFact, Fact, FeedbackFact, Outcome, Status, StepFact, ToolFact
 from kvflow.hints.models import FACT_MODELS, SEGMENTS_TYPE
 from kvflow.predict import WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
+_MOST_PASSED_OVER = 16
+"""Workflows at work that are looked at for an idle one when there are too many."""
 _UNLIKELY = 0.02
 """Nobody says that an inferred workflow has ended: it has if it comes back no likelier than this."""
 
@@ -60,6 +63,7 @@ class ControlPlane:
         self._settings = settings
         self._clock = clock
         self._workflows: OrderedDict[str, Workflow] = OrderedDict()
+        self._children: dict[str, set[str]] = {}
         self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
         self._untold: list[WorkflowUpdate] = []
         self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
@@ -113,7 +117,7 @@ class ControlPlane:
         context.arrivals_s.popleft()
         context.answered_s = now_s
         context.last_tool = ""
-        workflow.last_seen_s = now_s
+        self._touch(workflow)
         self._predict(workflow)
         return self._tell()
 
@@ -138,7 +142,7 @@ class ControlPlane:
             if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
                 self._retire(workflow, ended=False)
             elif workflow.workflow_id in self.threads and _unlikely(workflow.sent):
-                self._retire(workflow)
+                self._retire(workflow, ended=False)  # a guess, from which nothing is to be learned
             elif (workflow.pins and workflow.expire_pins(now_s)) or now_s >= workflow.revisit_s:
                 self._predict(workflow)
         self._untold += self._coming.expire()
@@ -166,25 +170,38 @@ class ControlPlane:
             return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
         workflow.tenant = workflow.tenant or fact.tenant
         self._touch(workflow)
-        known_step = workflow.latest
+        known_step, over_s = workflow.latest, workflow.ended_s
         step_id, answered = workflow.start(fact.agent, fact.step_id)
         workflow.began(fact.agent, step_id, self._clock())
         if asks:
             intake.asked.append(self._ask(workflow, fact.agent))
         self.forecaster.tools_ended(workflow, answered, self._clock())
         if workflow.latest != known_step:
-            self._step_over(workflow, known_step if fact.step_id is None else None)
+            self._step_over(workflow, known_step, over_s, told=fact.step_id is not None)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.start(workflow.workflow_id, fact.agent, step_id)
         self._change(workflow, intake)
         return Status.ACCEPTED, ""
 
-    def _step_over(self, workflow: Workflow, step: tuple[str, str] | None) -> None:
-        """The next step begins. Learn from one before that nobody says to have ended, if nothing of it is in flight."""
+    def _step_over(
+        self, workflow: Workflow, step: tuple[str, str] | None, ended_s: float | None, *, told: bool
+    ) -> None:
+        """The next step begins. Learn from one before that nobody says to have ended, if nothing of it is in flight.
+
+        Args:
+            workflow: whose steps they are.
+            step: the one before.
+            ended_s: when that ended; None if it has not, as far as known.
+            told: the client tells steps apart, and so when they end.
+        """
         self._coming.stepped(workflow.workflow_type)
-        context = workflow.contexts.get(step[0]) if step is not None else None
-        if step is not None and (context is None or not context.arrivals_s):
+        if step is None:
+            return
+        if ended_s is not None:
+            self.forecaster.step_followed(workflow, step[0], self._clock() - ended_s)
+        context = workflow.contexts.get(step[0])
+        if not told and (context is None or not context.arrivals_s):
             started_s = workflow.started_s.pop(step, None)
             if started_s is not None:
                 self.forecaster.step_ended(workflow, step[0], self._clock() - started_s)
@@ -203,6 +220,7 @@ class ControlPlane:
         started_s = workflow.started_s.pop((fact.agent, step_id or ""), None)
         if started_s is not None:
             self.forecaster.step_ended(workflow, fact.agent, self._clock() - started_s)
+        workflow.over(self._clock())
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.end(workflow.workflow_id, fact.agent, step_id)
@@ -261,22 +279,20 @@ class ControlPlane:
 
     def _open(self, fact: StepFact) -> Workflow:
         while len(self._workflows) >= self._settings.intake.max_workflows:
-            self._retire(next(iter(self._workflows.values())), ended=False)
+            oldest = list(islice(self._workflows.values(), _MOST_PASSED_OVER))
+            self._retire(next((each for each in oldest if not each.at_work), oldest[0]), ended=False)
         workflow = Workflow(
             workflow_id=fact.workflow_id,
             workflow_type=fact.workflow_type,
             parent_id=None if fact.parent_workflow_id == fact.workflow_id else fact.parent_workflow_id,
             last_seen_s=self._clock(),
+            children=self._children.setdefault(fact.workflow_id, set()),
         )
         self._workflows[fact.workflow_id] = workflow
-        self._count_child(workflow, 1)
+        if workflow.parent_id:  # which may begin later, or again
+            self._children.setdefault(workflow.parent_id, set()).add(workflow.workflow_id)
         self._coming.started(fact.workflow_type)
         return workflow
-
-    def _count_child(self, workflow: Workflow, change: int) -> None:
-        parent = self._workflows.get(workflow.parent_id) if workflow.parent_id else None
-        if parent is not None:
-            parent.children = max(0, parent.children + change)
 
     def tenant_of(self, workflow_id: str) -> str:
         """Whose a live workflow is, as its program or else itself says; empty if neither does."""
@@ -333,7 +349,11 @@ class ControlPlane:
     def _retire(self, workflow: Workflow, *, ended: bool = True) -> None:
         """Forget a workflow, and then learn from it."""
         del self._workflows[workflow.workflow_id]
-        self._count_child(workflow, -1)
+        if workflow.parent_id:
+            self._children[workflow.parent_id].discard(workflow.workflow_id)
+        for name in (workflow.workflow_id, workflow.parent_id):
+            if name and name not in self._workflows and not self._children[name]:
+                del self._children[name]
         self._coming.ended(workflow.workflow_type)
         self._untold.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
@@ -352,8 +372,13 @@ class ControlPlane:
 
 def _asking(facts: Sequence[DecodedFact]) -> StepFact | None:
     """The step whose request the facts came with: the last one they start."""
-    started = [item.fact for item in facts if isinstance(item.fact, StepFact) and item.fact.event == "start"]
+    started = [item.fact for item in facts if starts_step(item.fact)]
     return started[-1] if started else None
+
+
+def starts_step(fact: Fact) -> TypeGuard[StepFact]:
+    """Whether a fact is that a step starts, as a request's is; the end of a workflow is told the same way."""
+    return isinstance(fact, StepFact) and fact.event == "start" and fact.agent != END
 
 
 def _unlikely(update: WorkflowUpdate | None) -> bool:

@@ -10,9 +10,9 @@ from kvflow.engine.boundary import common_prefix
 
 HEAD = 8
 """Tokens or characters behind the last full unit by which ends are found."""
-_TEMPLATE = 16
-"""Tokens or characters at the end of a prompt that may be missing in the next one: chat templates ask for an answer
-in other words than they render it with."""
+TEMPLATE = 16
+"""Tokens or characters at the end of a prompt that may be missing in the next one, at most: chat templates ask for an
+answer in other words than they render it with."""
 
 Mark = tuple[str, str, str]
 """Namespace, kind and name."""
@@ -35,20 +35,19 @@ class End:
     @property
     def key(self) -> tuple[int, tuple[int, ...]]:
         """What prompts that go on have in common with it."""
-        return self.digest, self.rest[:HEAD] if len(self.rest) >= HEAD + _TEMPLATE else ()
+        return self.digest, self.rest[:HEAD] if len(self.rest) >= HEAD + TEMPLATE else ()
 
-    def continued_by(self, following: Sequence[int], length: int) -> bool:
+    def continued_by(self, following: Sequence[int], length: int, template: int) -> bool:
         """Whether a prompt goes on here: with all of it, or with more behind and all but the template's last words.
 
         Args:
             following: what the prompt has behind its units that are the same.
             length: of the prompt.
+            template: how long the words are with which prompts like it end.
         """
         common = common_prefix(following[: len(self.rest)], self.rest)
-        if common == len(self.rest):
-            return True
-        enough = 2 * common >= len(self.rest) and common >= len(self.rest) - _TEMPLATE
-        return enough and length >= self.length + _TEMPLATE
+        missing = len(self.rest) - common
+        return not missing or (missing < template and length >= self.length + TEMPLATE)
 
 
 @dataclass(slots=True, eq=False)

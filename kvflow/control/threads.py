@@ -7,12 +7,13 @@ whose answers it quotes, or of a new one. What prompts begin with (the system pr
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 
 from kvflow.control.quotes import Quotes
-from kvflow.control.thread import HEAD, End, Mark, Thread
+from kvflow.control.thread import HEAD, TEMPLATE, End, Mark, Thread
 from kvflow.engine import digests
+from kvflow.engine.boundary import common_prefix
 from kvflow.hints import StepFact
 
 AGENT = "agent"
@@ -21,6 +22,10 @@ _TYPE = "inferred/"
 _MAX_ENDS = 64
 """Ends of earlier prompts by which a thread is still known: clients cut the end of a context off, and go on."""
 _MAX_MARKS = 256
+_ENDED_ENDS, _ENDED_READ = 8, 1024
+"""What is kept of these for a workflow that is over, and may come back."""
+_LATEST = 4
+"""Prompts of an agent, of those that end differently, that tell what its chat template ends them with."""
 _ALIKE = 256
 """Ends that are told apart by less than a unit."""
 _MAX_READ = 8192
@@ -46,7 +51,8 @@ class Threads:
         self._quotes = quotes
         self._count = 0
         self._threads: OrderedDict[tuple[str, str], Thread] = OrderedDict()
-        self._agents: Counter[str] = Counter()
+        self._agents: dict[str, set[str]] = {}
+        self._endings: OrderedDict[tuple[str, str], list[tuple[int, ...]]] = OrderedDict()
         self._grow_on: OrderedDict[str, None] = OrderedDict()
         self._by_end: defaultdict[tuple[int, tuple[int, ...]], list[tuple[Thread, End]]] = defaultdict(list)
         self._by_mark: dict[Mark, Thread] = {}
@@ -79,7 +85,8 @@ class Threads:
         if not chain:
             return None
         named = {(namespace, kind, mark) for mark in marks[-_MAX_MARKS:]}
-        thread = self._continued(prompt, chain, named)
+        template = self._template((namespace, kind or f"{chain[0]:016x}"), tuple(prompt[-TEMPLATE:]))
+        thread = self._continued(prompt, chain, named, template)
         if thread is not None:
             self._grows(thread.kind)
             new = self._marks(prompt[min(len(prompt), thread.ends[-1].length) :], gram)
@@ -114,20 +121,39 @@ class Threads:
             self._quotes.said(self._marks(answer, thread.gram), frozenset(thread.read), thread.namespace, program_id)
 
     def ended(self, workflow_id: str) -> None:
-        """A workflow is over: what quotes it begins another one."""
+        """A workflow is over, or seems to be: what quotes it begins another one."""
         if self._quotes is not None:
             self._quotes.ended(workflow_id)
+        for agent in self._agents.get(workflow_id, ()):
+            thread = self._threads[workflow_id, agent]
+            del thread.read[:-_ENDED_READ]
+            while len(thread.ends) > _ENDED_ENDS:
+                self._drop(thread, thread.ends.pop(0))
 
     def _marks(self, text: Sequence[int], gram: int) -> Sequence[int]:
         return self._quotes.marks(text, gram) if self._quotes is not None else ()
 
-    def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark]) -> Thread | None:
+    def _template(self, agent: tuple[str, str], ending: tuple[int, ...]) -> int:
+        """Length of what the latest prompts of an agent end with that do not end alike; 0 as long as there is one."""
+        endings = self._endings.setdefault(agent, [])
+        self._endings.move_to_end(agent)
+        if len(self._endings) > self._most:
+            self._endings.popitem(last=False)
+        if ending not in endings:
+            endings.append(ending)
+            del endings[:-_LATEST]
+        return min((common_prefix(ending[::-1], other[::-1]) for other in endings if other != ending), default=0)
+
+    def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark], template: int) -> Thread | None:
         """The thread whose prompt this one begins with, or whose marks alone it has, if it waits for no answer."""
         for units in range(len(chain), 0, -1):
             following = tuple(prompt[units * self._unit : (units + 1) * self._unit])
             for head in (following[:HEAD], ()):
                 for thread, end in reversed(self._by_end.get((chain[units - 1], head), ())):
-                    if not thread.asking and end.continued_by(following, len(prompt)):
+                    again = len(thread.ends) > 1 and end is thread.ends[0] and end.length == len(prompt)
+                    if again or thread.asking:  # whoever asks what one has begun with that has gone on is another
+                        continue
+                    if end.continued_by(following, len(prompt), template):
                         return thread
         named = {self._by_mark[mark] for mark in marks if mark in self._by_mark}
         return next((thread for thread in named if len(named) == 1 and not thread.asking), None)
@@ -154,7 +180,7 @@ class Threads:
 
     def _add(self, thread: Thread) -> Thread:
         self._threads[thread.workflow_id, thread.agent] = thread
-        self._agents[thread.workflow_id] += 1
+        self._agents.setdefault(thread.workflow_id, set()).add(thread.agent)
         if len(self._threads) > self._most:
             self._forget(self._threads.popitem(last=False)[1])
         return thread
@@ -187,7 +213,7 @@ class Threads:
             self._drop(thread, end)
         for mark in thread.marks:
             self._unmark(thread, mark)
-        self._agents[thread.workflow_id] -= 1
+        self._agents[thread.workflow_id].discard(thread.agent)
         if not self._agents[thread.workflow_id]:
             del self._agents[thread.workflow_id]
             self.ended(thread.workflow_id)

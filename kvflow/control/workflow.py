@@ -54,7 +54,7 @@ class Workflow:
 
     Attributes:
         last_seen_s: clock reading of the latest fact.
-        children: sub-workflows that live.
+        children: sub-workflows that live, by id.
         contexts: by agent, for those that have sent requests.
         waits: tool calls under way, by (agent, call).
         started_s: when the steps under way started, by (agent, step id); of those that never end, the latest.
@@ -64,6 +64,7 @@ class Workflow:
         declared: somebody declared that graph; else it was learned.
         agents: steps taken per agent.
         latest: (agent, step id) that started last.
+        ended_s: when that step ended; None while it is under way.
     """
 
     workflow_id: str
@@ -75,8 +76,9 @@ class Workflow:
     declared: bool = False
     agents: dict[str, int] = field(default_factory=dict)
     latest: tuple[str, str] | None = None
+    ended_s: float | None = None
     pins: dict[tuple[str, str], float] = field(default_factory=dict)
-    children: int = 0
+    children: set[str] = field(default_factory=set)
     contexts: dict[str, Context] = field(default_factory=dict)
     waits: dict[tuple[str, str], ToolWait] = field(default_factory=dict)
     started_s: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class Workflow:
     @property
     def at_work(self) -> bool:
         """Whether a request of it, or of a sub-workflow, may be under way."""
-        return self.children > 0 or any(context.arrivals_s for context in self.contexts.values())
+        return bool(self.children) or any(context.arrivals_s for context in self.contexts.values())
 
     def waits_as_told(self, now_s: float) -> bool:
         """Whether a tool is under way that takes, as its client has said, until later than now."""
@@ -120,9 +122,15 @@ class Workflow:
 
     def began(self, agent: str, step_id: str, now_s: float) -> None:
         """Note when a step started, unless it goes on."""
+        self.ended_s = None
         self.started_s.setdefault((agent, step_id), now_s)
         if len(self.started_s) > _MOST_STEPS:
             del self.started_s[next(iter(self.started_s))]
+
+    def over(self, now_s: float) -> None:
+        """A step has ended; note when, if it is the one that started last."""
+        if self.ended_s is None and self.latest is not None and self.latest not in self.started_s:
+            self.ended_s = now_s
 
     def end(self, agent: str, step_id: str | None) -> str | None:
         """An agent has ended a step; returns the step's id as far as known."""

@@ -16,9 +16,10 @@ from kvflow.graph.steps import steps_until_next
 if TYPE_CHECKING:
     from kvflow.graph.model import AgentStepGraph
 
-MAX_STATES = 2048
-"""More states than this are not worth exploring; the fallback is as good as the paper."""
-_MOVES_PER_STATE = 32
+MAX_STATES = 256
+"""More states than this are not worth exploring, which happens between two requests; the fallback is as good as the
+paper."""
+_MOVES_PER_STATE = 16
 _NEGLIGIBLE = 1e-9
 _MEMO_ENTRIES = 256
 
@@ -60,7 +61,7 @@ def expected_steps(
     what reaches it; agents that run beside it go on. For an active agent the next use is the one after the current.
 
     Without branches this agrees with ``steps_until_next``. When more than ``max_states`` states can be reached, or
-    it takes more than 32 moves per allowed state to follow them all, it *is* ``steps_until_next``, with probability 1
+    it takes more than 16 moves per allowed state to follow them all, it *is* ``steps_until_next``, with probability 1
     for what can be reached within the horizon.
 
     Args:
@@ -75,7 +76,7 @@ def expected_steps(
         UnknownAgentError: an active agent is not in the graph.
 
     Source: first-passage times of a Markov chain, its states the sets of active agents and of arrived inputs; ours.
-    Cost: per agent, horizon times the moves between the states that are possible at one step, 32 ``max_states``
+    Cost: per agent, horizon times the moves between the states that are possible at one step, 16 ``max_states``
         moves for all agents at most; states are explored once. Results are remembered per graph version.
     """
     flow = graph.flow

@@ -42,6 +42,7 @@ class AgentStepGraph:
         self._digraph = nx.DiGraph()
         self._digraph.add_node(START, join=Join.ANY, fixed_prompt_tokens=None)
         self._digraph.add_node(END, join=Join.ANY, fixed_prompt_tokens=None)
+        self._edges = 0
         self._flow: Flow | None = None
 
     def agent(self, name: str, *, join: Join | str | None = None, fixed_prompt_tokens: int | None = None) -> Self:
@@ -87,11 +88,12 @@ class AgentStepGraph:
             raise GraphError(f"edge {source!r} -> {target!r}: nothing follows END and nothing precedes START")
         if probability is not None and not 0 <= probability <= 1:
             raise BadProbabilityError(f"edge {source!r} -> {target!r}: probability {probability} is not within 0 to 1")
-        if not self._digraph.has_edge(source, target) and self._digraph.number_of_edges() >= MAX_EDGES:
+        if not self._digraph.has_edge(source, target) and self._edges >= MAX_EDGES:
             raise GraphError(f"graph {self.name!r} has {MAX_EDGES} edges, the most there can be; leave some out")
         for name in (source, target):
             if name not in self._digraph:
                 self.agent(name)
+        self._edges += not self._digraph.has_edge(source, target)
         self._digraph.add_edge(source, target, probability=None if probability is None else float(probability))
         return self._changed()
 
@@ -195,6 +197,7 @@ class AgentStepGraph:
         """Return an independent graph that equals this one."""
         twin = AgentStepGraph(self.name)
         twin._digraph = self.digraph()
+        twin._edges = self._edges
         return twin
 
     def __contains__(self, name: object) -> bool:
@@ -212,7 +215,7 @@ class AgentStepGraph:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"AgentStepGraph({self.name!r}, agents={len(self)}, edges={self._digraph.number_of_edges()})"
+        return f"AgentStepGraph({self.name!r}, agents={len(self)}, edges={self._edges})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_flow": None}

@@ -15,7 +15,7 @@ import msgspec
 from sglang.utils import TypeBasedDispatcher
 
 from kvflow import config
-from kvflow.control import ControlPlane, Quotes
+from kvflow.control import ControlPlane, Quotes, starts_step
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedCommand, DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
@@ -309,6 +309,6 @@ class Front:
 def _own_step(facts: tuple[DecodedFact, ...], outcomes: list[Outcome]) -> StepFact | None:
     """The step a request belongs to: the last one its facts start, if it was accepted."""
     for item, outcome in zip(reversed(facts), reversed(outcomes), strict=True):
-        if isinstance(item.fact, StepFact) and item.fact.event == "start":
+        if starts_step(item.fact):
             return item.fact if outcome.status is Status.ACCEPTED else None
     return None

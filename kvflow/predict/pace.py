@@ -37,10 +37,18 @@ class Pace:
     Source: ours; running means and variances after Welford (Technometrics 1962), fading, shrunk as in
         :class:`~kvflow.predict.DurationModel`.
     Cost: O(1).
+
+    Args:
+        max_keys: workflow types and agents remembered.
+        max_workflows: workflows whose own speed is remembered.
+        cold_start_s: a step, before any was seen.
     """
 
-    def __init__(self, *, max_keys: int = MAX_KEYS, max_workflows: int = MAX_WORKFLOWS) -> None:
+    def __init__(
+        self, *, max_keys: int = MAX_KEYS, max_workflows: int = MAX_WORKFLOWS, cold_start_s: float = COLD_START_S
+    ) -> None:
         self._all = _Mean()
+        self._cold_start_s = cold_start_s
         self._keys: OrderedDict[tuple[str, str | None], _Mean] = OrderedDict()
         self._workflows: OrderedDict[str, _Own] = OrderedDict()
         self._max_keys = max_keys
@@ -74,7 +82,7 @@ class Pace:
 
     def typical_s(self, workflow_type: str, agent: str) -> float:
         """Return how long a step of an agent takes on average in any workflow of a type."""
-        typical_s = self._all.shrunk(COLD_START_S)
+        typical_s = self._all.shrunk(self._cold_start_s)
         for name in ((workflow_type, None), (workflow_type, agent)):
             mean = self._keys.get(name)
             if mean is not None:
@@ -86,7 +94,7 @@ class Pace:
         for mean in (self._keys.get((workflow_type, agent)), self._keys.get((workflow_type, None)), self._all):
             if mean is not None and mean.weight >= 2:
                 return math.sqrt(mean.variance)
-        return COLD_START_S
+        return self._cold_start_s
 
     def factor(self, workflow_id: str) -> float:
         """Return how slow a workflow is relative to its peers: 2 means twice their time, 1 is all that is known."""

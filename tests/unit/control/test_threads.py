@@ -82,7 +82,7 @@ def test_however_short_tasks_are_and_however_many(words: int, programs: int) -> 
     for workflow_id in known:
         client.threads.answered(workflow_id, AGENT)
     if words > 1:  # of one word all may be alike but for the template
-        assert [client.ask([*task, 7, 5, *text(200)]) for task in tasks] == known
+        assert [client.ask([*task, 7, 5, *text(200), 7, 8, 9]) for task in tasks] == known
 
 
 def test_one_task_after_another_is_another_workflow() -> None:
@@ -95,7 +95,38 @@ def test_a_chat_template_may_end_prompts_otherwise_than_it_continues_them() -> N
     client = Client()
     prompt = SYSTEM + text(60)
     first = client.ask([*prompt, 1, 2, 3])
-    assert client.ask([*prompt, 1, 9, *text(100)]) == first
+    assert client.ask([*prompt, 1, 9, *text(100), 1, 2, 3]) == first
+
+
+@pytest.mark.parametrize("length", [256, 270, 300])
+def test_strangers_with_short_questions_are_told_apart_though_nobody_waits(length: int) -> None:
+    client = Client()
+    system, asks = text(length), [7, 8, 9, 10, 11]
+    questions = [[1, 2], [1, 2, 3], [4], [1, 2, 5, 6], [3, 3, 3, 3], [1]]
+    known = [client.ask([*system, 6, *question, *asks]) for question in questions]
+    assert len(set(known)) == len(questions)
+    assert [client.ask([*system, 6, *each, 7, 8, 12, *text(30), *asks]) for each in questions] == known
+
+
+def test_whoever_asks_what_another_one_began_with_is_somebody_else() -> None:
+    client = Client()
+    prompt = SYSTEM + text(60)
+    first = client.ask(prompt)
+    assert client.ask(prompt) == first, "asked again"
+    assert client.ask(prompt + text(100)) == first
+    assert client.ask(prompt) != first
+
+
+def test_little_is_kept_of_a_workflow_that_is_over() -> None:
+    client = Client()
+    prompt = SYSTEM + text(90)
+    first = client.ask(prompt)
+    for _ in range(60):
+        client.ask(prompt := prompt + text(40))
+    client.threads.ended(first)
+    (thread,) = client.threads._threads.values()
+    assert len(thread.ends) == 8
+    assert client.ask(prompt + text(40)) == first, "it may come back all the same"
 
 
 def test_what_is_asked_while_a_context_waits_for_its_answer_is_a_branch() -> None:
