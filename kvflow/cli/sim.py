@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from kvflow.cli.ending import ended_by_signals
+from kvflow.cli.live import ApiKey
 from kvflow.cli.reading import check_folders, told_as_usage, write
 from kvflow.errors import KVFlowError
 
@@ -109,6 +110,7 @@ def measure(
     max_fill_tokens: Annotated[
         int, typer.Option(help="Largest device memory to fill for measuring loads.")
     ] = 1_000_000,
+    api_key: ApiKey = None,
 ) -> None:
     """Measure prefill, decode and load-back times of a server that nobody else uses meanwhile.
 
@@ -128,7 +130,7 @@ def measure(
 
     try:
         with ended_by_signals(), _server(url) as address:
-            samples = asyncio.run(measure_server(address, name, settings, show))
+            samples = asyncio.run(measure_server(address, name, settings, show, api_key))
     except KVFlowError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

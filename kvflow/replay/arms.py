@@ -64,7 +64,7 @@ PRESETS = {
         _kvflow("kvflow"),
         _kvflow("kvflow-fcfs", *_FCFS),
         _kvflow("kvflow-steps", *_FCFS, "--kvflow-policy", "steps"),
-        _kvflow("kvflow-ttl", *_FCFS, "--kvflow-policy", "ttl"),
+        _kvflow("kvflow-ttl", *_FCFS, "--kvflow-policy", "ttl", KVFLOW_PIN__TTL="learned"),
         _kvflow("kvflow-no-prefetch", KVFLOW_PREFETCH__ENABLED="false"),
         _kvflow("kvflow-infer", "--kvflow-infer", hints=False),
         _kvflow("kvflow-silent", hints=False),

@@ -9,6 +9,8 @@ from kvflow.report.replay_record import Against, LoadRecord, ReplayRecord
 from kvflow.report.simulation_rows import Cell, Row
 from kvflow.report.verdict import Verdict
 
+_ENOUGH_ROUNDS = 6
+"""Of fewer, resampling says less about how rounds differ than they do."""
 _FEW_PAIRS = 8
 """An interval drawn from fewer is not much more than their range."""
 MEASURES = (
@@ -132,6 +134,11 @@ def cautions(record: ReplayRecord) -> tuple[str, ...]:
             found.append(f"{load.title}: intervals are of {pairs} programs, and hardly more than their range.")
         if load.rounds < 2:
             found.append(f"{load.title}: there was one round only, so nothing is known of what differs between rounds.")
+        elif load.rounds < _ENOUGH_ROUNDS:
+            found.append(
+                f"{load.title}: {load.rounds} rounds say little of how rounds differ: where they do, intervals are too "
+                "narrow."
+            )
     return tuple(found)
 
 

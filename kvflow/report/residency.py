@@ -21,6 +21,7 @@ CLASSES = (
     Key(style="fixed", label="fixed prompts of agents that will run"),
     Key(style="tail", label="contexts of running workflows"),
     Key(style="unclaimed", label="unclaimed"),
+    Key(style="superseded", label="replaced by later prompts"),
     Key(style="retired", label="left by finished workflows"),
 )
 """Stacked in this order, bottom first: what is kept longest lies lowest."""

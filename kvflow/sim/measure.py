@@ -51,24 +51,28 @@ class MeasureSettings:
     max_fill_tokens: int = 1_000_000
     low_id: int = 10
     high_id: int = 250
-    seed: int = 0
+    seed: int | None = None
 
 
 Progress = Callable[[str], None]
 
 
-async def measure(url: str, name: str, settings: MeasureSettings, progress: Progress) -> Measurements:
+async def measure(
+    url: str, name: str, settings: MeasureSettings, progress: Progress, api_key: str | None = None
+) -> Measurements:
     """Measure a server.
 
     Args:
         url: base address.
         name: of the profile to be.
         progress: told what is being measured.
+        api_key: the server's, if it wants one.
 
     Raises:
-        ServerUnavailableError: it does not answer, or not as SGLang does.
+        ServerUnavailableError: it does not answer, not as SGLang does, or wants another key.
     """
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
         server = await _Server.reach(client, settings)
         await server.ask(server.ids(64))  # whatever the first request costs, it costs only once
         prefill = await _prefill(server, settings, progress)
@@ -104,6 +108,10 @@ class _Server:
         """Ask a server what it is."""
         try:
             response = await client.get("/server_info")
+            if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+                raise ServerUnavailableError(
+                    f"{client.base_url} wants an API key: give --api-key, or set KVFLOW_API_KEY"
+                )
             response.raise_for_status()
             return cls(client, response.json(), settings)
         except (httpx.HTTPError, ValueError) as error:

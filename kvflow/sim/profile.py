@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvflow.errors import ConfigError
 from kvflow.policy import ServingCosts
 
+_OTHER_KINDS = ("kv_lora_rank", "num_local_experts", "n_routed_experts", "num_experts")
+"""Keys of a model's configuration: of those that keep less KV than their heads have, or use some of their weights."""
 Positive = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -42,12 +44,18 @@ class Model(_Record):
 
     @classmethod
     def read(cls, path: Path) -> Model:
-        """Read the geometry from a model's ``config.json``; the weights are counted from it if it does not say.
+        """Read the geometry from a model's ``config.json``; the weights are counted from it.
 
         Raises:
-            ConfigError: the file cannot be read or lacks what is needed.
+            ConfigError: the file cannot be read, lacks what is needed, or is of a model with experts or compressed KV.
         """
         data = _load(path)
+        unlike = next((name for name in _OTHER_KINDS if data.get(name)), None)
+        if unlike is not None:
+            raise ConfigError(
+                f"{path} has {unlike!r}: how long such a model takes does not follow from its geometry; measure a "
+                "server that runs it (kvflow sim measure, kvflow sim fit) and give that as profile"
+            )
         try:
             hidden, layers = int(data["hidden_size"]), int(data["num_hidden_layers"])
             heads = int(data["num_attention_heads"])
@@ -179,11 +187,15 @@ def load_profile(name: str, model: Path | None = None) -> Profile:
         model: ``config.json`` of the model; without it the geometry is Llama-3.1-8B's.
 
     Raises:
-        ConfigError: there is no such profile, or the file is not one.
+        ConfigError: there is no such profile, the file is not one, or its times do not depend on a model.
     """
     data = _load(_find(name))
     try:
         if "flops" not in data:
+            if model is not None:
+                raise ConfigError(
+                    f"profile {name} has measured times, of the model it was measured with: leave --model out"
+                )
             return Profile.model_validate(data)
         return Machine.model_validate(data).profile(Model.read(model) if model else Model())
     except ValidationError as error:

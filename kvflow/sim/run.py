@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import simpy
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from kvflow.config import ExclusiveMode, Settings
 from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret, is_exclusive
@@ -30,6 +31,22 @@ _LEAST_UNITS = 512
 """Units a device should have, so that rounding to units does not blur what is compared."""
 
 
+class _GivenSettings(Settings):
+    """The server's settings as given here, whatever its variables and files say: simulations are to be repeatable."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given alone."""
+        return (init_settings,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSettings:
     """What is simulated.
@@ -39,7 +56,8 @@ class SimSettings:
         guard: bound the damage of wrong predictions; only orders that predict have one.
         device_tokens, host_tokens, storage_tokens: capacity per tier, 0 for none.
         concurrency: programs that run at a time.
-        exclusive: a full host drops copies of what the device holds before it loses anything; needs predictions.
+        exclusive: a full host drops copies of what the device holds before it loses anything, unless there is a storage
+            tier; needs predictions.
         prefetch: load contexts back ahead of use; needs predictions and a host tier.
         page_tokens: page size.
     """
@@ -129,7 +147,8 @@ def simulate(
         host_tokens=settings.host_tokens,
         storage_tokens=settings.storage_tokens,
         guard=guard,
-        exclusive=is_exclusive(settings.exclusive, settings.device_tokens, profile.chunk_tokens),
+        exclusive=not settings.storage_tokens
+        and is_exclusive(settings.exclusive, settings.device_tokens, profile.chunk_tokens),
     )
     brain = _brain(env, profile, settings, coordinator)
     server = Server(
@@ -172,7 +191,7 @@ def _brain(env: simpy.Environment, profile: Profile, settings: SimSettings, coor
 def _control_settings(settings: SimSettings) -> Settings:
     """The server's settings; Continuum's order gets Continuum's TTLs."""
     ttl = "learned" if settings.policy in ("ttl", "saga") else "fixed"
-    return Settings.model_validate({"eviction": {"policy": "steps"}, "pin": {"ttl": ttl}})
+    return _GivenSettings.model_validate({"eviction": {"policy": "steps"}, "pin": {"ttl": ttl}})
 
 
 def _share(supply: Iterator[tuple[int, Program]]) -> Iterator[tuple[int, Program]]:

@@ -24,10 +24,13 @@ class RunningBatch:
         """Number of requests."""
         return len(self._requests)
 
-    @property
-    def latest(self) -> Request:
-        """The one that joined last; there has to be one."""
-        return next(reversed(self._requests))
+    def least(self) -> Request:
+        """The one that has generated least: of alike ones the longest, then the latest; there has to be one."""
+
+        def order(one: Request) -> tuple[int, int, int]:
+            return one.generated + self._step - one.started_step, -one.prompt.tokens, -one.joined
+
+        return min(self._requests, key=order)
 
     def steps_left(self) -> int:
         """Count the steps until the first of them ends; there has to be one."""

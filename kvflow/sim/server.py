@@ -2,8 +2,8 @@
 
 Follows SGLang's scheduler: prefill goes before decode, requests are admitted in order as long as their prompt and a
 reserve for what runs fits, a prompt longer than the chunk is computed in turns, a prefix on the host is loaded layer by
-layer while the rest is computed, and when running requests outgrow memory the one admitted last is retracted.
-Decode steps between two events are one event.
+layer while the rest is computed, and when running requests outgrow memory, who has generated least is retracted. Decode
+steps between two events are one event.
 """
 
 from __future__ import annotations
@@ -318,8 +318,8 @@ class Server:
         return min(steps, max(0, self._memory.free_pages) * self._memory.page_tokens // count)
 
     def _retract(self) -> None:
-        """Take the memory of the request admitted last; it starts again later."""
-        request = self._running.latest
+        """Take the memory of the request that has generated least; it starts again later, behind those that wait."""
+        request = self._running.least()
         generated = self._running.leave(request)
         self._release(request, generated)
         request.generated += generated
@@ -328,7 +328,7 @@ class Server:
         self._coordinator.retracted(request.claim)
         self._programs.retracted(request)
         self._watch.retracted(request, self._chunked)
-        self._waiting.insert(0, request)
+        self._waiting.append(request)
 
     def _release(self, request: Request, generated: int) -> None:
         """Give back what a request holds beyond the tree."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -45,7 +46,8 @@ class _Open:
     def __init__(self, start: WorkflowStart) -> None:
         self.program = Program(start=start)
         self._context_tokens: dict[str, int] = {}
-        self._tools: set[tuple[str, str]] = set()
+        self._tools: dict[tuple[str, str], str] = {}
+        self._tool_names: Counter[str] = Counter()
         self._spawned = {MAIN_THREAD}
         self._joined = {MAIN_THREAD}
 
@@ -53,12 +55,28 @@ class _Open:
         """Add an event; says what is wrong with it, and leaves it out, if something is."""
         problem = self._check(event)
         if not problem:
+            if isinstance(event, ToolStart | ToolEnd):
+                event = self._named_apart(event)
             self.program.threads.setdefault(event.thread, []).append(event)
         return problem
+
+    def _named_apart(self, event: ToolStart | ToolEnd) -> ToolStart | ToolEnd:
+        """Some clients number tool calls anew in every turn; here a name stands for one call."""
+        key = (event.thread, event.tool_call)
+        if isinstance(event, ToolStart):
+            count = self._tool_names[event.tool_call]
+            self._tool_names[event.tool_call] += 1
+            self._tools[key] = f"{event.tool_call}~{count}" if count else event.tool_call
+            name = self._tools[key]
+        else:
+            name = self._tools.pop(key)
+        return event if name == event.tool_call else event.model_copy(update={"tool_call": name})
 
     def _check(self, event: ThreadEvent) -> str:
         if event.thread not in self._spawned:
             return f"thread {event.thread!r} has not been spawned"
+        if event.thread in self._joined and event.thread != MAIN_THREAD:
+            return f"thread {event.thread!r} has been joined"
         if isinstance(event, LLMCall):
             return self._check_call(event)
         if isinstance(event, ToolStart | ToolEnd):
@@ -68,18 +86,13 @@ class _Open:
         return "" if event.call in self._context_tokens else f"call {event.call!r} is not known"
 
     def _check_tool(self, event: ToolStart | ToolEnd) -> str:
-        tool_call = (event.thread, event.tool_call)
-        if isinstance(event, ToolStart):
-            self._tools.add(tool_call)
-        elif tool_call in self._tools:
-            self._tools.remove(tool_call)
-        else:
+        if isinstance(event, ToolEnd) and (event.thread, event.tool_call) not in self._tools:
             return f"tool call {event.tool_call!r} has not started in this thread"
         return ""
 
     def _check_child(self, event: Spawn | Join) -> str:
         if isinstance(event, Join):
-            if event.child not in self._spawned or event.child in self._joined:
+            if event.child not in self._spawned or event.child in self._joined or event.child == event.thread:
                 return f"thread {event.child!r} is not there to be joined"
             self._joined.add(event.child)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvflow.errors import TraceError
 from kvflow.trace.program import Program
@@ -31,7 +31,7 @@ def repeated(programs: Sequence[Program], times: int) -> list[Program]:
 
 
 def _common(programs: Sequence[Program]) -> set[str]:
-    """Contents that programs of different tasks have in common."""
+    """Contents that programs of different tasks have in common, and those that are fixed for all of a type."""
     task_of: dict[str, str] = {}
     common: set[str] = set()
     for program in programs:
@@ -40,7 +40,17 @@ def _common(programs: Sequence[Program]) -> set[str]:
             for content in (call.output, *(piece.content for piece in call.prompt.add)):
                 if task_of.setdefault(content, task) != task:
                     common.add(content)
+            common.update(_fixed(call))
     return common
+
+
+def _fixed(call: LLMCall) -> Iterator[str]:
+    """Contents that lie within the fixed part of a prompt that begins anew."""
+    end = 0
+    for piece in () if call.prompt.base is not None else call.prompt.add:
+        end += piece.tokens
+        if end <= (call.fixed_tokens or 0):
+            yield piece.content
 
 
 def _anew(program: Program, number: int, common: set[str]) -> Program:

@@ -59,7 +59,7 @@ def make_document(loads: tuple[int, ...] = (24,)) -> dict[str, Any]:
         "git": {"commit": "4f2c91ab", "dirty": False},
         "machine": {"cpu": "AMD EPYC", "cores": 2, "memory_gib": 24.0},
         "versions": {"kvflow": "0.1.0", "sglang": "0.5.23"},
-        "settings": {"rounds": 2, "seed": 0},
+        "settings": {"rounds": 8, "seed": 0},
         "traces": [{"name": "sessions.jsonl.gz", "source": "mini-swe-agent"}],
         "seams_hold": True,
         "loads": [
@@ -67,7 +67,7 @@ def make_document(loads: tuple[int, ...] = (24,)) -> dict[str, Any]:
                 "at_once": at_once,
                 "per_min": None,
                 "programs": 24,
-                "rounds": 2,
+                "rounds": 8,
                 "calls": 1900,
                 "live_tokens": 29_000,
                 "identical_tokens": True,
@@ -127,6 +127,8 @@ def test_what_makes_numbers_doubtful_is_said_first(document: dict[str, Any]) -> 
     assert told(document) == ""
     load = document["loads"][0]
     load["identical_tokens"] = document["seams_hold"] = False
+    load["rounds"] = 2
+    assert "2 rounds say little" in told(document)
     load["rounds"] = 1
     load["arms"][1]["measures"]["failed_calls"] = 4
     load["arms"][1]["errors"] = ["status 503"]

@@ -96,3 +96,15 @@ def test_a_model_that_is_not_understood_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 64}')
     with pytest.raises(ConfigError, match="num_hidden_layers"):
         Model.read(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("key", ["kv_lora_rank", "num_local_experts"])
+def test_a_model_of_which_a_token_uses_less_is_to_be_measured(tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, key: 8}))
+    with pytest.raises(ConfigError, match=f"{key}.*kvflow sim measure"):
+        Model.read(tmp_path / "config.json")
+
+
+def test_measured_times_are_those_of_one_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave --model out"):
+        load_profile("cpu", tmp_path / "config.json")

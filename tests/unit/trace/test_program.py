@@ -46,6 +46,8 @@ def run(*events: Event) -> tuple[list[Event], list[str]]:
         ([call("c", thread="side")], "has not been spawned"),
         ([Spawn(workflow="w", child="s"), Spawn(workflow="w", child="s")], "exists already"),
         ([Join(workflow="w", child="s")], "not there to be joined"),
+        ([Spawn(workflow="w", child="s"), Join(workflow="w", thread="s", child="s")], "not there to be joined"),
+        ([Spawn(workflow="w", child="s"), Join(workflow="w", child="s"), call("c", thread="s")], "has been joined"),
         ([ToolEnd(workflow="w", tool_call="t")], "has not started"),
         ([Supersede(workflow="w", call="c")], "not known"),
         ([WorkflowStart(workflow="w", type="t")], "started already"),
@@ -72,6 +74,18 @@ def test_a_good_program_is_kept_whole() -> None:
     kept, problems = run(*events)
     assert problems == []
     assert sorted(map(repr, kept)) == sorted(map(repr, events))
+
+
+def test_tool_calls_that_are_numbered_anew_in_every_turn_are_told_apart() -> None:
+    def turn(seconds: float) -> list[Event]:
+        start = ToolStart(workflow="w", agent="a", tool_call="0", tool="x")
+        return [start, ToolEnd(workflow="w", tool_call="0", seconds=seconds)]
+
+    kept, problems = run(*turn(100.0), *turn(1.0))
+    assert problems == []
+    ends = {event.tool_call: event.seconds for event in kept if isinstance(event, ToolEnd)}
+    assert ends == {"0": 100.0, "0~1": 1.0}
+    assert [event.tool_call for event in kept if isinstance(event, ToolStart)] == ["0", "0~1"]
 
 
 def test_workflows_may_interleave_and_one_may_never_end() -> None:

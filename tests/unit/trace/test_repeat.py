@@ -51,6 +51,14 @@ def test_what_tasks_have_in_common_stays_common() -> None:
     assert (third.start.workflow, third.ended, list(third.threads)) == ("one~1", True, ["main", "s"])
 
 
+def test_what_is_fixed_stays_common_though_there_is_one_task_only() -> None:
+    program = program_of("one", "system", "tools", "task")
+    call = program.calls[0].model_copy(update={"fixed_tokens": 5})
+    program.threads["main"][0] = call
+    _, again = repeated([program], 2)
+    assert [piece.content for piece in pieces(again)] == ["system", "tools~1", "task~1"], "but two tokens of the tools"
+
+
 def test_what_attempts_at_one_task_have_in_common_is_new_with_the_task() -> None:
     attempts = [program_of(name, "system", "the task", group="g") for name in ("one", "two")]
     other = program_of("three", "system", "else", group="h")
