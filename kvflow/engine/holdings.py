@@ -58,8 +58,6 @@ class Program:
         updates: of live workflows that had been applied by then.
         answered_s: when a request of it was last answered; None before that.
         held_since_s: how long it had been held before, when it began to be held again; None if it is not held.
-        short_since_s: since when there has been no room for a request of it that had its turn; None if there is.
-        short_s: how long that has been so before.
         tails: what its contexts take, and ``told_apart``, which contexts these are.
     """
 
@@ -73,8 +71,6 @@ class Program:
     updates: int = 0
     answered_s: float | None = None
     held_since_s: float | None = None
-    short_since_s: float | None = None
-    short_s: float = 0.0
     tails: list[Tail] = field(default_factory=list)
     told_apart: list[tuple[Hashable, Node | None, int]] = field(default_factory=list)
 
@@ -91,26 +87,12 @@ class Program:
         While it asks for nothing, its place serves it for a while, and then only keeps what nobody else may need.
         """
         seconds, self.booked_s = now_s - self.booked_s, now_s
-        if self.view.waiting and (not self.view.admitted or self.short_since_s is not None):
+        if self.view.waiting and not self.view.admitted:
             self.view.held_s += seconds
         elif self.requests:
             self.view.served_s += seconds
         elif self.view.admitted:
             self.view.served_s += min(seconds, _MOST_IDLE_S)
-
-    def finds_no_room(self, now_s: float) -> float:
-        """A request of it has had its turn; returns how long there has been no room for such, all in all."""
-        self.book(now_s)
-        if self.short_since_s is None:
-            self.short_since_s = now_s
-        return self.short_s + now_s - self.short_since_s
-
-    def finds_room(self, now_s: float) -> None:
-        """A request of it has been given its memory, or wants none any more."""
-        if self.short_since_s is not None:
-            self.book(now_s)
-            self.short_s += now_s - self.short_since_s
-            self.short_since_s = None
 
     def asking(self, name: str) -> dict[str, None]:
         """The program by its name, and those of its sub-workflows that have requests, in the order of these."""

@@ -34,10 +34,6 @@ _NEWS_PAUSE_S = 5e-5
 _LONGEST_PAUSE_S = 1.0
 _LOOK_S = 5.0
 """How often to look at programs that have no request and no place."""
-_MOST_SHORT = 8
-"""Requests that let others pass in one pass over the queue: each has been looked up for nothing."""
-_LONGEST_SHORT_S = 60.0
-"""How long a request for which there is no room lets others pass as long as no program has ended."""
 
 
 class Programs:
@@ -76,7 +72,6 @@ class Programs:
         self._running = 0
         self._changed = True
         self._undecided = False
-        self._short = 0
         self._contexts = 0
         self._settled_s = 0.0
         self._within_device = True
@@ -166,22 +161,6 @@ class Programs:
         if request is not None:
             self._run(request, running=True)
 
-    def lets_pass(self, key: Hashable) -> bool:
-        """Whether a request whose turn it is, and for which there is no room, lets others go before it.
-
-        Others use room while it waits for more, and may make it wait for longer: so its program does that for no longer
-        than a typical one takes, all in all; until then the wait counts as time it is held. Requests without a claim
-        let nobody pass.
-
-        Source: backfilling (Lifka, *The ANL/IBM SP Scheduling System*, 1995), without reservations.
-        """
-        request = self._requests.get(key)
-        if request is None or self._short == _MOST_SHORT:
-            return False
-        self._short += 1
-        short_s = request.program.finds_no_room(self._claims.clock.now_s)
-        return short_s < (self._typical.program_s or _LONGEST_SHORT_S)
-
     def retracted(self, key: Hashable) -> None:
         """A request has lost its memory to others: less fits than was thought."""
         request = self._requests.get(key)
@@ -212,7 +191,6 @@ class Programs:
         has changed and somebody waits. With many contexts decisions pause in between, to take a fiftieth of the time,
         or a tenth for programs that have just come; with room to spare for all, until that may be used up.
         """
-        self._short = 0
         if not waiting:
             self._holds.end(self._programs)
         elif self._fits_with_ease():
@@ -272,6 +250,5 @@ class Programs:
     def _run(self, request: Request, *, running: bool) -> None:
         self._running += running - request.running
         request.running = running
-        request.program.finds_room(self._claims.clock.now_s)
         request.program.looked_s = -math.inf
         self._changed = True

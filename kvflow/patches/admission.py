@@ -21,11 +21,6 @@ class Gate:
 
     Args:
         cache: what there is to hold contexts in, and whose they are.
-
-    Attributes:
-        has_news: there is somebody who may run, and was not there, or might not, in the pass before.
-        short: there was no room for a request that let others pass.
-        tried_all: SGLang went through all requests.
     """
 
     def __init__(self, cache: KvflowRadixCache) -> None:
@@ -34,10 +29,7 @@ class Gate:
             coordinator.claims, ProgramAdmission(coordinator.costs), cache.journal, cached=coordinator.cached
         )
         self._cache = cache
-        self.has_news = self.short = False
-        self.tried_all = True
         self._queued: dict[str, int] = {}
-        self._offered: frozenset[str] = frozenset()
         self._failed = self._idle = False
         self._looks = False
         self._guard = Guard("admission")
@@ -46,18 +38,14 @@ class Gate:
         """Put the requests that may run in their order, and take the others out of the queue and return them."""
         queue: list[Any] = scheduler.waiting_queue
         self._looks = True
-        self.has_news = self.short = False
-        self.tried_all = True
         self._idle = self.programs.at_rest and self._guard.run(_without_claims, queue, default=False)
         if self._idle:  # most passes decode, or nobody has hints
-            self._queued, self._offered = {}, frozenset()
+            self._queued = {}
             return []
         allowed = self._guard.run(self._allowed, queue, default=None)
         self._failed = allowed is None
         if allowed is None:
             return []
-        offered = frozenset(allowed)
-        self.has_news, self._offered = not offered <= self._offered, offered
         requests = {req.rid: req for req in queue}
         scheduler.waiting_queue = [requests.pop(rid) for rid in allowed]
         return list(requests.values())
@@ -78,12 +66,6 @@ class Gate:
     def late(self, req: Any) -> bool:
         """Whether a request has come since the pass began: its grammar has been compiled. The next pass has it."""
         return self._looks and not self._failed and req.rid not in self._queued and claim_of(req) is not None
-
-    def lets_pass(self, req: Any) -> bool:
-        """Whether a request for which there is no room lets others go before it."""
-        passes = not self._failed and self._guard.run(self.programs.lets_pass, req.rid, default=False)
-        self.short |= passes
-        return passes
 
     def left(self, req: Any) -> None:
         """A request has given its memory back: answered, aborted, or to start again."""

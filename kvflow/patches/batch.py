@@ -12,23 +12,20 @@ if TYPE_CHECKING:
     from kvflow.patches.prefetch import Prefetch
 
 
-def form(original: Callable[..., Any], self: Any, prefill_delayer_single_pass: Any, running_batch: Any) -> Any:
+def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Form a prefill batch (hook around ``Scheduler._get_new_batch_prefill_raw``)."""
     gate: Gate | None = getattr(self.tree_cache, "gate", None)
     prefetch: Prefetch | None = getattr(self.tree_cache, "prefetch", None)
-    link_is_free = prefetch is not None and prefetch.reap()
+    if prefetch is not None:
+        prefetch.reap()
     held = gate.hold(self) if gate is not None else []
-    if link_is_free or (gate is not None and gate.has_news):
-        running_batch.batch_is_full = False  # SGLang looks again when a request leaves
     batch = None
     try:
-        result = original(self, prefill_delayer_single_pass, running_batch)
+        result = original(self, *args, **kwargs)
         batch = result[0]
     finally:
         if gate is not None:
             gate.release(self, held, batch)
-    if gate is not None and gate.short and gate.tried_all:
-        result[1].batch_is_full = True
     if prefetch is not None:
         prefetch.join(batch)
         running = sum(len(each.reqs) for each in result if each is not None)

@@ -243,11 +243,10 @@ SEAMS: tuple[Seam, ...] = (
         kind=Kind.AROUND,
         feature=Feature.ADMISSION,
         target="sglang.srt.managers.scheduler.Scheduler._get_new_batch_prefill_raw",
-        parameters=("self", "prefill_delayer_single_pass", "running_batch"),
+        parameters=("self",),
         body="kvflow.patches.batch:form",
-        why="Keeps requests of programs that wait for their turn out of the queue while a prefill batch is formed; has "
-        "a full batch looked at again when others may run; lets the batch wait for a load ahead that one of its "
-        "requests needs; begins the next one.",
+        why="Keeps requests of programs that wait for their turn out of the queue while a prefill batch is formed; "
+        "lets the batch wait for a load ahead that one of its requests needs; begins the next one.",
     ),
     Seam(
         name="scheduler.adder",
@@ -257,8 +256,8 @@ SEAMS: tuple[Seam, ...] = (
         target="sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
         parameters=("self",),
         body="kvflow.patches.prefetch:adder_class",
-        why="Passes over requests whose context is still being loaded while others can run, those that have come since "
-        "admission looked, and those for which there is no room.",
+        why="Passes over requests whose context is still being loaded while others can run, and those that have come "
+        "since admission looked.",
     ),
     Seam(
         name="batch.decode",

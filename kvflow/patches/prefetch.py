@@ -37,7 +37,7 @@ def adder_class(result: type, self: Any) -> type:
     deciding = getattr(cache, "prefetch", None) is not None or getattr(cache, "gate", None) is not None
     if not deciding or cache.supports_mamba():  # who is passed over there keeps a state that is somebody else's by then
         return result
-    return _patient(result, backfills=not (self.is_hybrid_swa or self.enable_lora))
+    return _patient(result)
 
 
 def decode(result: None, self: Any) -> None:
@@ -50,15 +50,10 @@ def decode(result: None, self: Any) -> None:
 
 
 @cache
-def _patient(base: type, *, backfills: bool = True) -> type:
+def _patient(base: type) -> type:
     """A prefill adder that passes over requests whose context is still being loaded, while others can run.
 
-    And those that admission has not seen yet, and those for which there is no room, where SGLang goes no further.
-
-    Args:
-        base: SGLang's.
-        backfills: do the last of these. Not with sliding windows, where SGLang looks at a full batch again in every
-            pass, nor with adapters, where it would take who is passed over for one that runs.
+    And those that admission has not seen yet.
     """
 
     class PatientAdder(base):
@@ -71,13 +66,7 @@ def _patient(base: type, *, backfills: bool = True) -> type:
                 return AddReqResult.CONTINUE
             if prefetch is not None and prefetch.passes_over(req, busy=busy):
                 return AddReqResult.CONTINUE
-            result = super().add_one_req(req, *args, **kwargs)
-            refused = result is AddReqResult.NO_TOKEN and req not in self.can_run_list[-1:]
-            if refused and busy and backfills and gate is not None and gate.lets_pass(req):
-                return AddReqResult.CONTINUE
-            if result is AddReqResult.OTHER and gate is not None:
-                gate.tried_all = False
-            return result
+            return super().add_one_req(req, *args, **kwargs)
 
     return PatientAdder
 
@@ -107,19 +96,16 @@ class Prefetch:
         self.backups = Backups(cache)
         self._cache = cache
         self._load: Load | None = None
-        self._taken = False
         self._asking: Any = None
         self._guard = Guard("prefetch")
 
-    def reap(self) -> bool:
-        """Take note of what has arrived; tells whether the link has become free."""
+    def reap(self) -> None:
+        """Take note of what has arrived."""
         self._storage.reap()
         load = self._load
         if load is not None and load.anchor.id not in self._cache.ongoing_load_back:
             self._load = None
             self.planner.ended(load)
-        was_taken, self._taken = self._taken, self._link_is_taken()
-        return was_taken and not self._taken
 
     def begin(self, running: int, chunked: Any) -> None:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself.

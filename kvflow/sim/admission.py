@@ -21,10 +21,6 @@ class Everyone:
     def started(self, key: Hashable) -> None:
         """Nothing."""
 
-    def lets_pass(self, key: Hashable) -> bool:
-        """Never: who has no room is waited for."""
-        return False
-
     def retracted(self, key: Hashable) -> None:
         """Nothing."""
 

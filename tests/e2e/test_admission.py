@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -106,43 +105,6 @@ def test_requests_whose_grammar_has_to_be_compiled_first_wait_for_their_turn_too
     assert max(held) > 0
     assert all(set(one.result()) <= set(f"abcdef{number}") for number, one in enumerate(running))
     assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
-
-
-def test_requests_for_which_there_is_room_go_before_one_for_which_there_is_none(gated: Server) -> None:
-    gated.fresh()
-    ended: list[str] = []
-
-    def ask(agent: str, words: int, new_tokens: int) -> None:
-        action = step_action(workflow_id="family", workflow_type="long", agent=agent)
-        text = f"{agent} looks at it. " + "Something long. " * words
-        sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-        body = {"text": text, "sampling_params": sampling, "kv_hints": envelope([action])}
-        answer = gated.client.post("/generate", json=body).json()
-        assert answer["meta_info"]["completion_tokens"] == new_tokens
-        ended.append(agent)
-
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(ask, "runs", 60, 800)]
-        wait_until(lambda: running(gated) == 1)
-        asked.append(pool.submit(ask, "has no room", 40, 500))
-        time.sleep(0.3)
-        asked.append(pool.submit(ask, "has room", 2, 10))
-        for one in asked:
-            one.result()
-    assert ended == ["has room", "runs", "has no room"]
-    assert gated.get("status")["degraded"] == {}
-
-
-def running(server: Server) -> int:
-    """How many requests run."""
-    return server.client.get("/v1/loads").json()["loads"][0]["num_running_reqs"]
-
-
-def wait_until(there: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not there():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def post(server: Server, path: str, **body: Any) -> None:

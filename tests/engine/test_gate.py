@@ -106,30 +106,3 @@ def test_nobody_waits_for_what_a_beam_search_computes(gate: Gate) -> None:
 
 def test_nobody_is_late_for_a_gate_that_never_looks(gate: Gate) -> None:
     assert not gate.late(request("a", "a")), "SGLang does not call it here, and nobody would be let in"
-
-
-def test_there_is_news_when_somebody_may_run_who_could_not_in_the_pass_before(gate: Gate) -> None:
-    scheduler = SimpleNamespace(waiting_queue=[request(name, name) for name in "abc"])
-    assert seen(gate, scheduler) == ["a", "b"]
-    assert gate.has_news
-    assert seen(gate, scheduler, starts=1) == ["a", "b"]
-    assert not gate.has_news
-    assert seen(gate, scheduler) == ["b"]
-    assert not gate.has_news
-    scheduler.waiting_queue.append(request("x"))
-    assert seen(gate, scheduler) == ["b", "x"]
-    assert gate.has_news
-
-
-def test_that_somebody_found_no_room_is_known_until_the_next_pass(gate: Gate) -> None:
-    requests = [request("a", "a"), request("x")]
-    scheduler = SimpleNamespace(waiting_queue=requests)
-    gate.hold(scheduler)
-    assert not gate.lets_pass(requests[1])
-    assert not gate.short
-    assert gate.lets_pass(requests[0])
-    assert gate.short
-    gate.release(scheduler, [], None)
-    assert gate.short
-    gate.hold(scheduler)
-    assert not gate.short

@@ -217,52 +217,6 @@ def test_a_request_that_comes_back_to_the_queue_is_the_same_request() -> None:
     assert table.programs.held == 0
 
 
-def test_who_finds_no_room_lets_others_pass_for_no_longer_than_a_typical_program_takes() -> None:
-    table = Table()
-    table.start("short", 1_000)
-    table.coordinator.tick(10.0)
-    table.answer("short")
-    table.end("short")
-    table.ask("long")
-    table.allowed("long")  # notes that the other has ended, after ten seconds
-    table.coordinator.tick(50.0)
-    assert table.programs.lets_pass("long"), "it has just had its turn for the first time"
-    table.coordinator.tick(56.0)
-    assert table.programs.lets_pass("long")
-    table.programs.started("long")
-    table.coordinator.tick(90.0)
-    table.programs.retracted("long")
-    assert table.programs.lets_pass("long"), "for six seconds so far"
-    table.coordinator.tick(95.0)
-    assert not table.programs.lets_pass("long")
-
-
-def test_waiting_for_room_is_no_time_that_a_program_is_served() -> None:
-    table = Table()
-    table.start("other", 1_000)
-    table.ask("long")
-    table.allowed("long")
-    table.coordinator.tick(5.0)
-    table.programs.lets_pass("long")
-    table.coordinator.tick(25.0)
-    table.programs.started("long")
-    table.coordinator.tick(28.0)
-    program = table.programs._programs["long"]
-    program.book(28.0)
-    assert (program.view.held_s, program.view.served_s) == (20.0, 8.0)
-    table.answer("long")
-    assert program.took_s == 8.0
-
-
-def test_only_so_many_let_others_pass_in_one_pass_over_the_queue_and_none_without_a_claim() -> None:
-    table = Table()
-    keys = [table.ask(str(number), 1_000) for number in range(10)]
-    assert sum(map(table.programs.lets_pass, keys)) == 8
-    table.allowed(*keys)
-    assert table.programs.lets_pass(keys[-1])
-    assert not table.programs.lets_pass("somebody")
-
-
 def test_strangers_may_leave() -> None:
     table = Table()
     table.programs.left("nobody", 1)
