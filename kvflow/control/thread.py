@@ -59,9 +59,11 @@ class Thread:
         namespace: what keeps equal prompts apart.
         gram: tokens or characters in a row by which its answers are found in others' prompts.
         parent_id: the workflow that it works for, if that is another one.
+        began: end of its first prompt.
         ends: of its prompts, the latest last.
         marks: further names by which it is known.
         asking: requests under way.
+        over: its workflow has ended, as far as anybody knows.
         read: fingerprints of its prompts, the latest last.
     """
 
@@ -72,7 +74,13 @@ class Thread:
     namespace: str
     gram: int
     parent_id: str | None = None
+    began: End | None = None
     ends: list[End] = field(default_factory=list)
     marks: set[Mark] = field(default_factory=set)
     asking: int = 0
+    over: bool = False
     read: array[int] = field(default_factory=lambda: array("q"))
+
+    def has_gone_on_from(self, end: End) -> bool:
+        """Whether this is where it began, and it is elsewhere by now: whoever asks the same is somebody else."""
+        return not self.over and end == self.began != self.ends[-1]

@@ -98,6 +98,7 @@ class Threads:
         self._threads.move_to_end((thread.workflow_id, thread.agent))
         self._grow(thread, End(chain[-1], tuple(prompt[len(chain) * self._unit :]), len(prompt)), named)
         thread.asking += 1
+        thread.over = False
         return StepFact(
             workflow_id=thread.workflow_id,
             workflow_type=thread.workflow_type,
@@ -126,6 +127,7 @@ class Threads:
             self._quotes.ended(workflow_id)
         for agent in self._agents.get(workflow_id, ()):
             thread = self._threads[workflow_id, agent]
+            thread.over = True
             del thread.read[:-_ENDED_READ]
             while len(thread.ends) > _ENDED_ENDS:
                 self._drop(thread, thread.ends.pop(0))
@@ -150,8 +152,7 @@ class Threads:
             following = tuple(prompt[units * self._unit : (units + 1) * self._unit])
             for head in (following[:HEAD], ()):
                 for thread, end in reversed(self._by_end.get((chain[units - 1], head), ())):
-                    again = len(thread.ends) > 1 and end is thread.ends[0] and end.length == len(prompt)
-                    if again or thread.asking:  # whoever asks what one has begun with that has gone on is another
+                    if thread.asking or (end.length == len(prompt) and thread.has_gone_on_from(end)):
                         continue
                     if end.continued_by(following, len(prompt), template):
                         return thread
@@ -200,6 +201,7 @@ class Threads:
         alike.append((thread, end))
         del alike[:-_ALIKE]
         thread.ends.append(end)
+        thread.began = thread.began or end
         while len(thread.ends) > _MAX_ENDS:
             self._drop(thread, thread.ends.pop(0))
         for mark in marks:

@@ -117,6 +117,16 @@ def test_whoever_asks_what_another_one_began_with_is_somebody_else() -> None:
     assert client.ask(prompt) != first
 
 
+def test_a_program_that_is_run_again_when_it_is_over_is_the_same_again() -> None:
+    client = Client()
+    prompt = SYSTEM + text(60)
+    first = client.ask(prompt)
+    longer = [prompt + text(100) for _ in range(3)]
+    assert {client.ask(each) for each in longer} == {first}
+    client.threads.ended(first)
+    assert {client.ask(each) for each in (prompt, *longer)} == {first}
+
+
 def test_little_is_kept_of_a_workflow_that_is_over() -> None:
     client = Client()
     prompt = SYSTEM + text(90)
