@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import simpy
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from kvflow.config import ExclusiveMode, Settings
+from kvflow.config import Eviction, ExclusiveMode, Pin, Settings
 from kvflow.engine import Accounting, Coordinator, Counters, Guard, Regret, is_exclusive
 from kvflow.policy import ORACLES
 from kvflow.sim.admission import Admission, programs_of
@@ -29,22 +28,6 @@ from kvflow.trace import Program
 _MOST_UNIT_TOKENS = 512
 _LEAST_UNITS = 512
 """Units a device should have, so that rounding to units does not blur what is compared."""
-
-
-class _GivenSettings(Settings):
-    """The server's settings as given here, whatever its variables and files say: simulations are to be repeatable."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is given alone."""
-        return (init_settings,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +172,9 @@ def _brain(env: simpy.Environment, profile: Profile, settings: SimSettings, coor
 
 
 def _control_settings(settings: SimSettings) -> Settings:
-    """The server's settings; Continuum's order gets Continuum's TTLs."""
+    """The server's settings, whatever its variables and files say; Continuum's order gets Continuum's TTLs."""
     ttl = "learned" if settings.policy in ("ttl", "saga") else "fixed"
-    return _GivenSettings.model_validate({"eviction": {"policy": "steps"}, "pin": {"ttl": ttl}})
+    return Settings.model_construct(eviction=Eviction(policy="steps"), pin=Pin(ttl=ttl))
 
 
 def _share(supply: Iterator[tuple[int, Program]]) -> Iterator[tuple[int, Program]]:
