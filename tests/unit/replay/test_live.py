@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from kvflow.replay.live import live_tokens, longest_request
-from kvflow.trace import (
-    MAIN_THREAD,
-    LLMCall,
-    Piece,
-    Program,
-    Prompt,
-    SynthOptions,
-    WorkflowStart,
-    programs,
-    synthetic_trace,
-)
-
-
-def made(kind: str, workflows: int, **sizes: int) -> list[Program]:
-    return list(programs(synthetic_trace(kind, SynthOptions(workflows=workflows, seed=5, **sizes))[1]))
+from kvflow.trace import MAIN_THREAD, LLMCall, Piece, Program, Prompt, WorkflowStart
+from tests.unit.replay.test_work import made
 
 
 def conversation(*calls: tuple[str, int], fixed_tokens: int | None = None) -> Program:
