@@ -143,7 +143,7 @@ class Forecaster:
             if expected and len(expected) == len(waits) and max(expected) > now_s:
                 probability, due_s = again, max(expected)
             return probability, round(due_s, 2)
-        if _plans(workflow, agent):
+        if _is_declared(workflow, agent):
             later *= self._alive(workflow, now_s)
         elif context is not None and context.turns:
             later, due_s = self._return(workflow, agent, context, now_s)
@@ -195,7 +195,7 @@ class Forecaster:
 
     def _may_return(self, workflow: Workflow, agent: str) -> bool:
         """Whether an agent of which nobody knows when it runs may run again: a declared graph knows of those it has."""
-        return agent in workflow.contexts and not _plans(workflow, agent)
+        return agent in workflow.contexts and not _is_declared(workflow, agent)
 
     def _return(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> tuple[float, float]:
         """Forecast from experience alone: an undeclared graph says less than how such agents have returned so far."""
@@ -224,7 +224,8 @@ class Forecaster:
             return self._step_s(workflow, agent)
         latest = workflow.latest[0]
         if workflow.latest not in workflow.started_s:  # it has ended, and the next one is to begin
-            silent_s = max(0.0, now_s - (now_s if workflow.ended_s is None else workflow.ended_s))
+            ended_s = now_s if workflow.ended_s is None else workflow.ended_s
+            silent_s = max(0.0, now_s - ended_s)
             left_s = self.between.step_s(workflow.workflow_id, workflow.workflow_type, latest) - silent_s
             return left_s if left_s > 0 else silent_s  # what is late may take as long again
         step_s = self._step_s(workflow, latest)
@@ -268,7 +269,7 @@ class _StepLengths:
         return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._step_s(agent)
 
 
-def _plans(workflow: Workflow, agent: str) -> bool:
+def _is_declared(workflow: Workflow, agent: str) -> bool:
     """Whether a graph that somebody has declared says when an agent runs."""
     return workflow.declared and (workflow.cursor is None or agent in workflow.cursor.graph)
 

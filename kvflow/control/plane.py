@@ -220,7 +220,7 @@ class ControlPlane:
         started_s = workflow.started_s.pop((fact.agent, step_id or ""), None)
         if started_s is not None:
             self.forecaster.step_ended(workflow, fact.agent, self._clock() - started_s)
-        workflow.over(self._clock())
+        workflow.step_over(self._clock())
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.end(workflow.workflow_id, fact.agent, step_id)

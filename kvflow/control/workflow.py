@@ -127,7 +127,7 @@ class Workflow:
         if len(self.started_s) > _MOST_STEPS:
             del self.started_s[next(iter(self.started_s))]
 
-    def over(self, now_s: float) -> None:
+    def step_over(self, now_s: float) -> None:
         """A step has ended; note when, if it is the one that started last."""
         if self.ended_s is None and self.latest is not None and self.latest not in self.started_s:
             self.ended_s = now_s

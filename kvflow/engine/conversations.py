@@ -27,7 +27,16 @@ class Tail(NamedTuple):
 
 
 def told_apart(claims: Mapping[Hashable, Claim]) -> list[Tail]:
-    """What each of a program's contexts takes, behind its fixed prompt; the longest first. Cost: O(nodes of them)."""
+    """Say what each of a program's contexts takes behind its fixed prompt.
+
+    Args:
+        claims: of contexts that the program is expected to use, by whose they are.
+
+    Returns:
+        One entry per claim, that of the longest context first.
+
+    Source: the number of nodes of a trie that holds them; ours. Cost: O(nodes of the contexts).
+    """
     if len(claims) == 1:  # most programs, and what follows takes a while
         return [Tail(key, claim.tail_tokens, None) for key, claim in claims.items()]
     owners: dict[int, Hashable] = {}
