@@ -1,12 +1,11 @@
-"""The workflow table: which workflows live, and what their facts predict."""
+"""The control plane: what the facts of live workflows predict."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, TypeGuard
 
 from kvflow.config import Settings
@@ -14,6 +13,7 @@ from kvflow.control.coming import Coming
 from kvflow.control.forecast import Forecaster
 from kvflow.control.graphs import GraphBook
 from kvflow.control.quotes import Quotes
+from kvflow.control.table import WorkflowTable
 from kvflow.control.threads import Threads
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END
@@ -22,8 +22,6 @@ from kvflow.hints.models import FACT_MODELS, SEGMENTS_TYPE
 from kvflow.predict import WorkflowUpdate
 
 _LEAST_REVISIT_S = 0.25
-_MOST_PASSED_OVER = 16
-"""Workflows at work that are looked at for an idle one when there are too many."""
 _UNLIKELY = 0.02
 """Nobody says that an inferred workflow has ended: it has if it comes back no likelier than this."""
 
@@ -62,8 +60,7 @@ class ControlPlane:
         self.outcome_counts: Counter[tuple[str, str]] = Counter()
         self._settings = settings
         self._clock = clock
-        self._workflows: OrderedDict[str, Workflow] = OrderedDict()
-        self._children: dict[str, set[str]] = {}
+        self._workflows = WorkflowTable()
         self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
         self._untold: list[WorkflowUpdate] = []
         self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
@@ -117,7 +114,7 @@ class ControlPlane:
         context.arrivals_s.popleft()
         context.answered_s = now_s
         context.last_tool = ""
-        self._touch(workflow)
+        self._workflows.touch(workflow, self._clock())
         self._predict(workflow)
         return self._tell()
 
@@ -137,7 +134,7 @@ class ControlPlane:
     def expire(self) -> list[WorkflowUpdate]:
         """Let pins and workflows expire; to be called a few times a second. Cost: O(live workflows)."""
         now_s = self._clock()
-        for workflow in list(self._workflows.values()):
+        for workflow in list(self._workflows):
             idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
             if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
                 self._retire(workflow, ended=False)
@@ -151,7 +148,7 @@ class ControlPlane:
     def view(self) -> list[dict[str, Any]]:
         """Describe the live workflows, the one idle for longest first."""
         now_s = self._clock()
-        return [workflow.view(now_s) for workflow in self._workflows.values()]
+        return [workflow.view(now_s) for workflow in self._workflows]
 
     def _step(self, fact: StepFact, intake: Intake, *, asks: bool) -> tuple[Status, str]:
         workflow = self._workflows.get(fact.workflow_id)
@@ -169,7 +166,7 @@ class ControlPlane:
         if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.intake.max_agents:
             return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
         workflow.tenant = workflow.tenant or fact.tenant
-        self._touch(workflow)
+        self._workflows.touch(workflow, self._clock())
         known_step, over_s = workflow.latest, workflow.ended_s
         step_id, answered = workflow.start(fact.agent, fact.step_id)
         workflow.began(fact.agent, step_id, self._clock())
@@ -215,7 +212,7 @@ class ControlPlane:
         return context
 
     def _step_end(self, workflow: Workflow, fact: StepFact, intake: Intake) -> tuple[Status, str]:
-        self._touch(workflow)
+        self._workflows.touch(workflow, self._clock())
         step_id = workflow.end(fact.agent, fact.step_id)
         started_s = workflow.started_s.pop((fact.agent, step_id or ""), None)
         if started_s is not None:
@@ -241,7 +238,7 @@ class ControlPlane:
         workflow = self._workflows.get(fact.workflow_id)
         if workflow is None:
             return Status.MISSING, "workflow is not live"
-        self._touch(workflow)
+        self._workflows.touch(workflow, self._clock())
         key = (fact.agent, fact.call_id or fact.tool)
         if fact.event == "end":
             return self._tool_end(workflow, key, intake)
@@ -279,46 +276,17 @@ class ControlPlane:
 
     def _open(self, fact: StepFact) -> Workflow:
         while len(self._workflows) >= self._settings.intake.max_workflows:
-            oldest = list(islice(self._workflows.values(), _MOST_PASSED_OVER))
-            self._retire(next((each for each in oldest if not each.at_work), oldest[0]), ended=False)
-        workflow = Workflow(
-            workflow_id=fact.workflow_id,
-            workflow_type=fact.workflow_type,
-            parent_id=None if fact.parent_workflow_id == fact.workflow_id else fact.parent_workflow_id,
-            last_seen_s=self._clock(),
-            children=self._children.setdefault(fact.workflow_id, set()),
-        )
-        self._workflows[fact.workflow_id] = workflow
-        if workflow.parent_id:  # which may begin later, or again
-            self._children.setdefault(workflow.parent_id, set()).add(workflow.workflow_id)
+            self._retire(self._workflows.idle_longest(), ended=False)
         self._coming.started(fact.workflow_type)
-        return workflow
+        return self._workflows.open(fact, self._clock())
 
     def tenant_of(self, workflow_id: str) -> str:
         """Whose a live workflow is, as its program or else itself says; empty if neither does."""
-        known = (self._workflows.get(each) for each in (self.program_of(workflow_id), workflow_id))
-        return next((workflow.tenant for workflow in known if workflow is not None and workflow.tenant), "")
+        return self._workflows.tenant_of(workflow_id)
 
     def program_of(self, workflow_id: str) -> str:
         """The workflow at the root of a live one."""
-        seen = {workflow_id}
-        current = self._workflows.get(workflow_id)
-        while current is not None and current.parent_id and current.parent_id not in seen:
-            seen.add(current.parent_id)
-            workflow_id = current.parent_id
-            current = self._workflows.get(workflow_id)
-        return workflow_id
-
-    def _touch(self, workflow: Workflow) -> None:
-        """Note a sign of life; a sub-workflow is one for its parents too."""
-        now_s = self._clock()
-        seen: set[str] = set()
-        current: Workflow | None = workflow
-        while current is not None and current.workflow_id not in seen:
-            seen.add(current.workflow_id)
-            current.last_seen_s = now_s
-            self._workflows.move_to_end(current.workflow_id)
-            current = self._workflows.get(current.parent_id) if current.parent_id else None
+        return self._workflows.program_of(workflow_id)
 
     def _change(self, workflow: Workflow, intake: Intake) -> None:
         """Predict it when all facts are in; its cursor has to be in place before the next of them."""
@@ -348,12 +316,7 @@ class ControlPlane:
 
     def _retire(self, workflow: Workflow, *, ended: bool = True) -> None:
         """Forget a workflow, and then learn from it."""
-        del self._workflows[workflow.workflow_id]
-        if workflow.parent_id:
-            self._children[workflow.parent_id].discard(workflow.workflow_id)
-        for name in (workflow.workflow_id, workflow.parent_id):
-            if name and name not in self._workflows and not self._children[name]:
-                del self._children[name]
+        self._workflows.remove(workflow)
         self._coming.ended(workflow.workflow_type)
         self._untold.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)

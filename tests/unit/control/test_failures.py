@@ -37,7 +37,7 @@ def test_a_request_that_could_not_be_taken_is_not_waited_for(
 def test_a_failure_leaves_earlier_requests_in_flight(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(plane, "plan")
     with monkeypatch.context() as patch:
-        patch.setattr(plane, "_touch", fail)
+        patch.setattr(plane._workflows, "touch", fail)
         with pytest.raises(ZeroDivisionError):
             ask(plane, "plan")
     assert plane.view()[0]["next_use"]["plan"]["asked"]

@@ -17,6 +17,12 @@ def start(plane: ControlPlane, workflow: str, *, parent: str | None = None, requ
     plane.take([DecodedFact(action_id="", action_type="kvflow.step", fact=fact)], with_request=request)
 
 
+def at_work(plane: ControlPlane, workflow: str) -> bool:
+    found = plane._workflows.get(workflow)
+    assert found is not None
+    return found.at_work
+
+
 def workflow_ids(plane: ControlPlane) -> list[str]:
     return [each["workflow_id"] for each in plane.view()]
 
@@ -27,11 +33,11 @@ def test_a_workflow_is_at_work_while_any_sub_workflow_is_whichever_began_first()
     start(plane, "parent")
     start(plane, "child 2", parent="parent")
     plane.finish("child 1")
-    assert plane._workflows["parent"].at_work
+    assert at_work(plane, "parent")
     plane.finish("child 2")
-    assert not plane._workflows["parent"].at_work
+    assert not at_work(plane, "parent")
     plane.finish("parent")
-    assert plane._children == {}
+    assert plane._workflows._children == {}
 
 
 def test_a_parent_that_comes_back_has_its_sub_workflows() -> None:
@@ -40,7 +46,7 @@ def test_a_parent_that_comes_back_has_its_sub_workflows() -> None:
     start(plane, "child", parent="parent")
     plane.finish("parent")
     start(plane, "parent")
-    assert plane._workflows["parent"].at_work
+    assert at_work(plane, "parent")
 
 
 def test_where_there_are_too_many_those_at_work_stay() -> None:

@@ -66,7 +66,7 @@ def test_requests_of_parallel_steps_are_no_new_steps(plane: ControlPlane) -> Non
 def test_of_steps_that_never_end_the_latest_are_remembered(plane: ControlPlane) -> None:
     for number in range(2000):
         take(plane, step("code", step_id=str(number)))
-    [workflow] = plane._workflows.values()
+    [workflow] = plane._workflows
     assert len(workflow.started_s) == 1024
 
 

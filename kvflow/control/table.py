@@ -1,0 +1,84 @@
+"""The workflows that live, which of them are parts of others, and which was idle for longest."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+
+from kvflow.control.workflow import Workflow
+from kvflow.hints import StepFact
+
+_MOST_PASSED_OVER = 16
+"""Workflows at work that are looked at for an idle one when there are too many."""
+
+
+class WorkflowTable:
+    """Live workflows by id, the one idle for longest first. A sub-workflow may begin before its parent."""
+
+    def __init__(self) -> None:
+        self._workflows: OrderedDict[str, Workflow] = OrderedDict()
+        self._children: dict[str, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._workflows)
+
+    def __iter__(self) -> Iterator[Workflow]:
+        return iter(self._workflows.values())
+
+    def get(self, workflow_id: str) -> Workflow | None:
+        """Find a live workflow."""
+        return self._workflows.get(workflow_id)
+
+    def idle_longest(self) -> Workflow:
+        """The workflow that can best be missed: one not at work, if there is one among the first; not of none."""
+        oldest = list(islice(self, _MOST_PASSED_OVER))
+        return next((each for each in oldest if not each.at_work), oldest[0])
+
+    def open(self, fact: StepFact, now_s: float) -> Workflow:
+        """Enter the workflow that a step begins."""
+        workflow = Workflow(
+            workflow_id=fact.workflow_id,
+            workflow_type=fact.workflow_type,
+            parent_id=None if fact.parent_workflow_id == fact.workflow_id else fact.parent_workflow_id,
+            last_seen_s=now_s,
+            children=self._children.setdefault(fact.workflow_id, set()),
+        )
+        self._workflows[fact.workflow_id] = workflow
+        if workflow.parent_id:  # which may begin later, or again
+            self._children.setdefault(workflow.parent_id, set()).add(workflow.workflow_id)
+        return workflow
+
+    def remove(self, workflow: Workflow) -> None:
+        """A live workflow is over."""
+        del self._workflows[workflow.workflow_id]
+        if workflow.parent_id:
+            self._children[workflow.parent_id].discard(workflow.workflow_id)
+        for name in (workflow.workflow_id, workflow.parent_id):
+            if name and name not in self._workflows and not self._children[name]:
+                del self._children[name]
+
+    def touch(self, workflow: Workflow, now_s: float) -> None:
+        """Note a sign of life; a sub-workflow is one for its parents too."""
+        for each in self._with_parents(workflow.workflow_id):
+            each.last_seen_s = now_s
+            self._workflows.move_to_end(each.workflow_id)
+
+    def program_of(self, workflow_id: str) -> str:
+        """The workflow at the root of a live one."""
+        *_, root = (workflow_id, *(each.parent_id or each.workflow_id for each in self._with_parents(workflow_id)))
+        return root
+
+    def tenant_of(self, workflow_id: str) -> str:
+        """Whose a live workflow is, as its program or else itself says; empty if neither does."""
+        known = (self.get(each) for each in (self.program_of(workflow_id), workflow_id))
+        return next((workflow.tenant for workflow in known if workflow is not None and workflow.tenant), "")
+
+    def _with_parents(self, workflow_id: str) -> Iterator[Workflow]:
+        """A workflow, and those it is part of, as far as they live; each once."""
+        seen: set[str] = set()
+        current = self.get(workflow_id)
+        while current is not None and current.workflow_id not in seen:
+            seen.add(current.workflow_id)
+            yield current
+            current = self.get(current.parent_id) if current.parent_id else None
