@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -177,7 +178,9 @@ def main() -> None:
             bench.warm(arm)
         for number in range(options.programs + options.warm_up):
             for arm in ARMS if number % 2 else reversed(ARMS):
+                began_s = time.perf_counter()
                 bench.program(arm, number, counts=number >= options.warm_up)
+                print(f"program {number} {arm}: {time.perf_counter() - began_s:.1f} s", file=sys.stderr, flush=True)
         stats = bench.stats()
     rows = table(bench.samples)
     for row in sorted(rows, key=lambda row: (row["agent"], ARMS.index(row["arm"]))):

@@ -168,12 +168,14 @@ def _play(
             with ended_by_signals(), _progress(console) as progress:
                 rounds = play(plan, workload, own, progress, api_key=api_key, fresh=fresh, machine=machine)
                 played.append((plan, rounds))
-    except KVFlowError as error:
-        console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
+    except (KVFlowError, KeyboardInterrupt) as error:
+        if isinstance(error, KVFlowError):
+            console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
         if not isinstance(error, ConfigError):
             again = "the same command without --fresh" if fresh else "the same command"
-            console.print(f"Rounds that are over are in {folder}: {again} goes on from there.", highlight=False)
-        raise typer.Exit(1) from None
+            told = f"Rounds that are over are in {folder}: {again} goes on from there, with fewer arms, too."
+            console.print(told, highlight=False, soft_wrap=True)
+        raise typer.Exit(1 if isinstance(error, KVFlowError) else 130) from None
     rounds = [seen for _, of_plan in played for seen in of_plan]
     kept = sum(seen.kept for seen in rounds)
     if kept:

@@ -21,6 +21,8 @@ from kvflow.sim.workload import Workload
 _MARK = "plan.json"
 _ROUNDS = "round-*.json"
 _SECRET = "KVFLOW_API_KEY"
+_BY_NAME = ("arms", "settings files")
+"""Of a plan: what may become more or fewer, as long as what was there and is there has not changed."""
 
 
 def claim(folder: Path, plan: dict[str, Any], workload: Workload, *, fresh: bool = False) -> None:
@@ -28,7 +30,7 @@ def claim(folder: Path, plan: dict[str, Any], workload: Workload, *, fresh: bool
 
     Args:
         folder: made if it is not there.
-        plan: what must not have changed of it.
+        plan: what must not have changed of it; arms by name, which may join and leave.
         workload: what is drawn from.
         fresh: drop what was kept.
 
@@ -43,12 +45,14 @@ def claim(folder: Path, plan: dict[str, Any], workload: Workload, *, fresh: bool
     path = folder / _MARK
     if path.exists() and any(folder.glob(_ROUNDS)):
         kept = json.loads(path.read_text())
-        differing = sorted(name for name in mark if kept.get("plan", {}).get(name) != mark[name])
+        before = kept.get("plan", {})
+        differing = sorted(name for name in mark if _differ(name, before.get(name), mark[name]))
         if differing:
             raise ConfigError(
                 f"{folder} holds rounds of another replay ({kept['created']}; what differs: {', '.join(differing)}): "
                 "drop them with --fresh, or give another --folder"
             )
+        mark |= {name: before[name] | mark[name] for name in _BY_NAME if name in mark}
     path.write_text(json.dumps({"created": time.strftime("%Y-%m-%d %H:%M:%S"), "plan": mark}))
 
 
@@ -98,6 +102,12 @@ def file_digests(paths: Iterable[str]) -> dict[str, str | None]:
         except OSError:
             found[path] = None
     return found
+
+
+def _differ(name: str, before: Any, now: Any) -> bool:
+    if name in _BY_NAME and isinstance(before, dict):
+        return any(before[key] != now[key] for key in before.keys() & now.keys())
+    return before != now
 
 
 def _mark(plan: dict[str, Any], workload: Workload) -> dict[str, Any]:

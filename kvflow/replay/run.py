@@ -103,12 +103,12 @@ def replay(
         All rounds, those played before included.
 
     Raises:
-        ConfigError: the folder holds rounds of another plan, other traces, another machine, or another kvflow or
-            SGLang.
+        ConfigError: the folder holds rounds of another plan (arms may have come or left), other traces, another
+            machine, or another kvflow or SGLang.
         ServerUnavailableError: a server did not start, cannot do what its arm needs, or died; rounds that were over
             by then are kept.
     """
-    marked = asdict(replace(plan, rounds=0, notes={}))
+    marked = asdict(replace(plan, rounds=0, notes={})) | {"arms": {arm.name: asdict(arm) for arm in plan.arms}}
     if machine is not None and plan.engine is not None:
         marked["machine"] = {name: machine.get(name) for name in _MACHINE}
     if plan.engine is not None:

@@ -47,6 +47,22 @@ def test_another_plan_or_other_contents_of_a_trace_are_another_replay(tmp_path: 
     assert traces_digest(workload()) == traces_digest(workload())
 
 
+def test_arms_come_and_go_but_do_not_change(tmp_path: Path) -> None:
+    def play(*words: str) -> None:
+        arms = tuple(map(parse_arm, words))
+        plan = Plan(arms=arms, engine=Engine(model="m"), load=Load(), rounds=0)
+        replay(plan, workload(), tmp_path, lambda *_: None)
+        for arm in arms:
+            write_round(round_path(tmp_path, 0, arm), Round(arm=arm.name, index=0, seed=0))
+
+    play("lru", "mine=@kvflow --a 1")
+    play("mine=@kvflow --a 1")
+    play("kvflow", "mine=@kvflow --a 1")
+    for changed in ("mine=@kvflow --a 2", "lru=@kvflow"):
+        with pytest.raises(ConfigError, match="what differs: arms"):
+            play(changed)
+
+
 def test_what_servers_are_told_by_the_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held(tmp_path, {}, workload())
     monkeypatch.setenv("KVFLOW_API_KEY", "secret")
