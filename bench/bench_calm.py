@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.cli.ending import ended_by_signals
 from kvflow.replay.arms import Arm, parse_arms
 from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
@@ -168,4 +169,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -30,6 +30,7 @@ sys.path.insert(0, str(HERE))
 from replaying import play as play_on  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
+from kvflow.cli.ending import ended_by_signals  # noqa: E402
 from kvflow.patches.cpu.launch import ServerProcess, launch_server  # noqa: E402
 from kvflow.patches.cpu.model import build_model  # noqa: E402
 from kvflow.replay.work import Pace  # noqa: E402
@@ -214,4 +215,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

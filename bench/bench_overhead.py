@@ -39,6 +39,7 @@ from rich.progress import track
 from scipy.stats import bootstrap
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.cli.ending import ended_by_signals
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.model import FIRST_PRINTABLE, LAST_PRINTABLE, build_model
@@ -225,4 +226,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.cli.ending import ended_by_signals
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE, Direction
@@ -231,4 +232,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -35,6 +35,7 @@ from bench_prefetch import decode_s, token_bytes  # noqa: E402
 from replaying import play as play_on  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
+from kvflow.cli.ending import ended_by_signals  # noqa: E402
 from kvflow.patches.cpu.launch import ServerProcess, launch_server  # noqa: E402
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE  # noqa: E402
 from kvflow.patches.cpu.model import build_model  # noqa: E402
@@ -236,4 +237,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -25,6 +25,7 @@ import httpx
 from serving import add_options, serve
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.cli.ending import ended_by_signals
 from kvflow.hints import envelope, segments_action, step_action
 
 ARMS = ("dense", "rotate", "rotate+repair", "kvcomm")
@@ -139,4 +140,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

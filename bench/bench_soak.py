@@ -31,6 +31,7 @@ from typing import Any
 import httpx
 
 from kvflow.cli.circumstances import circumstances
+from kvflow.cli.ending import ended_by_signals
 from kvflow.hints import VERBS, command_action, envelope, step_action, tool_action
 from kvflow.patches.cpu.launch import launch_server
 from kvflow.patches.cpu.model import build_model
@@ -335,4 +336,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_signals():
+        main()

@@ -81,8 +81,7 @@ def _work(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
         for load in result["loads"]:
             measures = {arm["name"]: arm["measures"] for arm in load["arms"]}
             amounts = [", ".join(_amount(measures[arm][key], key) for arm in arms if arm in measures) for key in WORK]
-            notes = result["settings"]["notes"]
-            share = f"{notes['device_tokens'] / notes['live_tokens']:.0%}"
+            share = f"{load['sizes']['device_tokens'] / load['live_tokens']:.0%}"
             cells = [_title(result, load), *amounts, share, result["git"]["commit"][:8]]
             lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kvflow.errors import ConfigError
-from kvflow.replay.arms import Arm
+from kvflow.replay.arms import Arm, flag_words
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.engines import HIERARCHICAL, Sizes, cpu_engine, flag_value, gpu_engine, user_engine
 from kvflow.replay.live import live_tokens, longest_request
@@ -83,6 +83,12 @@ def _check_options(asked: Asked, found: bool) -> None:
         raise ConfigError(f"{', '.join(idle)}: no server is launched, all arms have a URL")
     if asked.launch is not None and asked.flags:
         raise ConfigError("--flags are of the profiles' servers: give all flags in --launch")
+    for option, flags in (("--launch", asked.launch or ""), ("--flags", asked.flags)):
+        if "--enable-kvflow" in flag_words(flags, option):
+            raise ConfigError(
+                f"{option} has --enable-kvflow, and would have every arm run kvflow: leave it to the arms, "
+                "such as kvflow or mine=@kvflow"
+            )
     if asked.launch is not None and asked.host_tokens is not None and asked.device_tokens is None:
         raise ConfigError(
             "--host-tokens needs --device-tokens: SGLang is told the host tier as a multiple of the device tier"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TypeVar
 
 from kvflow.client.httpx_client import instrument_httpx, is_httpx, uninstrument_httpx
@@ -18,8 +19,10 @@ def instrument(client: C) -> C:
     unchanged, and so does every server when something goes wrong. Instrumenting twice is the same as once.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is none of these, or the class of one.
     """
+    if inspect.isclass(client):
+        raise TypeError(f"instrument() takes a client, not the class {client.__name__}: instrument what it makes")
     if is_openai(client):
         instrument_openai(client)
     elif is_httpx(client):

@@ -136,7 +136,7 @@ def agent(
     """
 
     def decorate(fn: F, name: str | None = None) -> F:
-        called = name or _name_of(fn)
+        called = _name_of(fn) if name is None else name
         options = _step_options("agent", called, fixed_prompt_messages, fixed_prompt_tokens, tools, final)
         return wrap(fn, lambda *args, **kwargs: Step(options))
 
@@ -164,7 +164,7 @@ def tool(name: Any = None, /, *, expected_s: float | None = None, verb: Verb = N
     """
 
     def decorate(fn: F, name: str | None = None) -> F:
-        tool_name = name or _name_of(fn)
+        tool_name = _name_of(fn) if name is None else name
         word = verb if isinstance(verb, str) else None
         checked(
             "tool",
@@ -186,7 +186,9 @@ def _word(verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str |
         return verb
     try:
         word = verb(*args, **kwargs)
-        return str(word)[:MAX_NAME] or None if word is not None else None
+        if word is None:
+            return None
+        return str(word)[:MAX_NAME].encode(errors="replace").decode() or None
     except Exception:
         degraded("the verb of a tool call could not be told")
         return None

@@ -68,6 +68,8 @@ def hints_for(
         return None
     own = [step.action()]
     reuse = reuse_action(step, body) if body is not None and wants_reuse(step) else None
+    if reuse is not None and len(actions) + 1 == MAX_ACTIONS:
+        reuse = None
     if reuse is not None:
         own.append(reuse)
     room_bytes = MAX_ENVELOPE_BYTES - len(json.dumps({**hints, "actions": [*actions, *own]}))

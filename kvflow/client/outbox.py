@@ -12,12 +12,14 @@ workflow only: what that workflow does next makes good for it, and nobody's end 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -52,16 +54,20 @@ class Outbox:
         self._flushing = 0
         self._closed = False
         self._thread: threading.Thread | None = None
+        self.settings = settings
         self.use(settings)
 
     def use(self, settings: ClientSettings) -> None:
         """Go by these settings from now on."""
+        trusting = self._trusting
         self.settings = settings
         if settings.url:
             self.server(settings.url, api_key=settings.api_key)
-        if settings.hints == "always":
-            for server in list(self._servers.values()):
+        for server in list(self._servers.values()) if self._trusting != trusting else ():
+            if self._trusting:
                 server.trust()
+            else:
+                server.forget()
 
     def server(self, url: str, *, api_key: str | None = None, authorization: str | None = None) -> Server:
         """Return the server behind a base URL; from the first call on it hears every fact.
@@ -71,7 +77,7 @@ class Outbox:
             api_key: goes to this server as bearer token, from now on.
             authorization: the same, as a whole header.
         """
-        root = url.rstrip("/").removesuffix("/v1")
+        root = _root(url)
         server = self._servers.get(root) or self._add(root)
         if api_key:
             authorization = f"Bearer {api_key}"
@@ -149,12 +155,17 @@ class Outbox:
             child.server(root, authorization=server.authorization)
         return child
 
+    @property
+    def _trusting(self) -> bool:
+        """Whether servers are taken to speak kvflow, unasked."""
+        return self.settings.hints == "always"
+
     def _add(self, root: str) -> Server:
         with self._changed:
             server = self._servers.get(root)
             if server is None:
                 server = Server(root)
-                if self.settings.hints == "always":
+                if self._trusting:
                     server.trust()
                 self._pending[server] = deque(maxlen=MAX_PENDING)
                 self._servers[root] = server
@@ -174,18 +185,29 @@ class Outbox:
                 self._changed.wait_for(lambda: self._closed or self._flushing, LINGER_S)
                 waiting = [server for server, queue in self._pending.items() if queue]
             for server in waiting:
-                self._post_batch(server)
+                with suppress(Exception):  # a program's own logging may raise some, and there is no other thread
+                    self._post_batch(server)
 
     def _post_batch(self, server: Server) -> None:
         speaks = server.speaks().wait()
         with self._changed:
             self._posting = True
             batch = self.take(server, most=MAX_ACTIONS, room_bytes=MAX_ENVELOPE_BYTES - _ENVELOPE_BYTES)
-        if speaks and batch:
-            server.send(batch)
-        with self._changed:
-            self._posting = False
-            self._changed.notify_all()
+        try:
+            if speaks and batch:
+                server.send(batch)
+        finally:
+            with self._changed:
+                self._posting = False
+                self._changed.notify_all()
+
+
+@functools.lru_cache(maxsize=1024)
+def _root(url: str) -> str:
+    """What a base URL and all its spellings have in common."""
+    import httpx  # late, because it is slow
+
+    return str(httpx.URL(url)).rstrip("/").removesuffix("/v1")
 
 
 _outbox: Outbox | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -29,6 +30,8 @@ T = TypeVar("T")
 MAIN = "main"
 """The agent of what runs in a workflow, but outside every agent."""
 _MAX_SEGMENTS = 256
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What paths and environment variables have in place of bytes that are no text; JSON has no place for it."""
 _declaring = threading.RLock()
 """Reentrant: a finalizer may run while it is held, and declare a text."""
 START, END = "START", "END"
@@ -36,7 +39,7 @@ START, END = "START", "END"
 
 
 def known_as(what: str, value: str | int | UUID | None, most: int) -> str | None:
-    """Return what servers know a workflow or tenant by: a digest, where its name is too long for the wire.
+    """Return what servers know a workflow or tenant by: a digest, where its name is too long, or no Unicode text.
 
     Args:
         what: kind of name, for the log.
@@ -50,10 +53,11 @@ def known_as(what: str, value: str | int | UUID | None, most: int) -> str | None
         value = str(value)
     if not isinstance(value, str | None):
         raise TypeError(f"a {what} must be a text, a number or a UUID, not {value!r}")
-    if value is None or len(value) <= most:
+    if value is None or (len(value) <= most and not _SURROGATE.search(value)):
         return value
-    digest = hashlib.sha256(value.encode(errors="replace")).hexdigest()
-    degraded(f"a {what} is longer than {most} characters; servers know it as %s: %.60r", digest, value, trace=False)
+    digest = hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()
+    problem = f"longer than {most} characters" if len(value) > most else "no Unicode text"
+    degraded(f"a {what} is {problem}; servers know it as %s: %.60r", digest, value, trace=False)
     return digest
 
 

@@ -29,8 +29,11 @@ def segment(text: str, name: str | None = None) -> str:
         name: what it is for: the server compares texts of one name with each other.
 
     Raises:
+        TypeError: it is no text.
         ValueError: the name is empty, or longer than the wire allows.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"segment() takes a text, not {text!r:.60}")
     if name is not None:
         checked("segment", SegmentRange, name=name, message=0)
     step = active_step()

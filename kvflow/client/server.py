@@ -23,7 +23,7 @@ SEND_TIMEOUT_S = 5.0
 SILENT_S = 60.0
 """How long a server that does not speak kvflow is left alone."""
 SLOW_S = 5.0
-"""How long until a server that has not answered in time is asked again."""
+"""How long until a server that has not answered in time is asked again; twice as long every time, up to `SILENT_S`."""
 BROKEN_S = 30.0
 """How long a server is left alone after a request to it failed."""
 REDECLARE_S = 60.0
@@ -64,6 +64,7 @@ class Server:
         self._lock = threading.RLock()  # reentrant: a finalizer may run while we hold it, and end a step
         self._answer: Answer | None = None
         self._ask_at_s = -math.inf
+        self._unanswered = 0
         self._graphs: dict[GraphDeclaration, tuple[Answer, float]] = {}
 
         # Imported late, because it is slow, but not in a background thread: a fork would leave it half imported.
@@ -96,6 +97,12 @@ class Server:
     def trust(self) -> None:
         """Take it for granted that the server speaks kvflow."""
         self._settle(True)
+
+    def forget(self) -> None:
+        """Take nothing for granted: the server is asked when it is needed next."""
+        with self._lock:
+            self._answer, self._ask_at_s = None, -math.inf
+            self._graphs.clear()
 
     def declare(self, graph: GraphDeclaration, *, begins: bool = False) -> Answer:
         """Declare a graph unless that was done lately; yes means that the server took it.
@@ -135,9 +142,11 @@ class Server:
         try:
             response = self._http.get(_PROBE, headers=self._headers, timeout=ASK_TIMEOUT_S)
         except Exception as error:
-            again_in_s = SLOW_S
+            again_in_s = min(SLOW_S * 2 ** min(self._unanswered, 8), SILENT_S)
+            self._unanswered += 1
             degraded("%s did not say whether it speaks kvflow: %r", self.root, error, trace=False)
         else:
+            self._unanswered = 0
             # Some front ends answer any path with 200 and a page.
             speaks = response.status_code == 200 and "json" in response.headers.get("content-type", "")
             if response.status_code in _LOCKED:
@@ -146,7 +155,13 @@ class Server:
         return speaks
 
     def _put_graph(self, graph: GraphDeclaration) -> bool:
-        return self.speaks().wait() and self._request(
+        answer = self.speaks()
+        if not answer.wait():
+            if answer.known is not False:
+                with self._lock:
+                    self._graphs.pop(graph, None)  # who asks next declares it
+            return False
+        return self._request(
             "PUT",
             f"/kvflow/v1/graphs/{quote(graph.workflow_type, safe='')}",
             refused=_NOT_TAKEN,

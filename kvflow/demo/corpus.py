@@ -24,7 +24,7 @@ def manual(module: str, chars: int) -> str:
 
 
 def source_files(count: int, chars: int) -> list[str]:
-    """Excerpts of Python source files of installed packages, always the same ones."""
+    """Excerpts of Python source files of installed packages, always the same ones; fewer files repeat."""
     found: list[str] = []
     for package in _SOURCES:
         spec = find_spec(package)
@@ -35,7 +35,7 @@ def source_files(count: int, chars: int) -> list[str]:
             if len(text) >= _MIN_FILE_CHARS:
                 found.append(f"# {path.name}\n{text[:chars]}")
     step = max(1, len(found) // count)
-    return found[::step][:count]
+    return [found[index * step % len(found)] for index in range(count)]
 
 
 def trace_documents(path: Path, count: int, chars: int) -> list[str]:

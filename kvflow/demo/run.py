@@ -202,9 +202,9 @@ async def _play_round(
                 record.workflows.append({"round": index, "workflow": name, "start_s": start_s, "end_s": record.now_s()})
                 workflow_done()
 
-        samples = result.residency if index == 0 else []
+        observed = server.observed(client, result.residency) if index == 0 else contextlib.nullcontext()
         try:
-            async with server.observed(client, samples), asyncio.TaskGroup() as workers:
+            async with observed, asyncio.TaskGroup() as workers:
                 for number in range(settings.at_once):
                     workers.create_task(worker(number * settings.stagger_s))
         except ExceptionGroup as failed:  # what goes wrong for one goes wrong for all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class Cursor:
         self.graph = graph
         self.surprises = 0
         self._running: dict[str, set[str]] = {START: set()}
-        self._past_steps: dict[str, set[str]] = {}
+        self._past_steps: dict[str, dict[str, None]] = {}
         self._satisfied: set[Edge] = set()
         self._flow = graph.flow
         self._steps: Mapping[str, int | None] | None = None
@@ -138,7 +138,7 @@ class Cursor:
             return
         if step_id is not None and len(steps) > 1:
             steps.remove(step_id)
-            self._past_steps.setdefault(agent, set()).add(step_id)
+            self._pass(agent, [step_id])
             return
         self._leave(agent)
         self._forget_results()
@@ -166,9 +166,16 @@ class Cursor:
 
     def _leave(self, agent: str) -> None:
         """Let an agent finish: every edge out of it becomes satisfied, of a branch all alternatives."""
-        self._past_steps.setdefault(agent, set()).update(self._running.pop(agent))
+        self._pass(agent, self._running.pop(agent))
         flow = self._flow
         self._satisfied.update((agent, flow.names[v]) for v in flow.successors[flow.index[agent]])
+
+    def _pass(self, agent: str, steps: Iterable[str]) -> None:
+        """Remember steps as ended; the latest, as many as can run at once."""
+        past = self._past_steps.setdefault(agent, {})
+        past.update(dict.fromkeys(steps))
+        while len(past) > _MAX_PARALLEL_STEPS:
+            del past[next(iter(past))]
 
     def _refresh(self) -> None:
         if self._flow is not self.graph.flow:

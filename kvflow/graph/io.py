@@ -11,7 +11,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from kvflow.errors import GraphError
 from kvflow.graph.model import AgentStepGraph
-from kvflow.graph.nodes import END, MAX_AGENTS, MAX_EDGES, MAX_NAME_CHARS, START, Edge, Join
+from kvflow.graph.nodes import (
+    END,
+    MAX_AGENTS,
+    MAX_EDGES,
+    MAX_FIXED_PROMPT_TOKENS,
+    MAX_NAME_CHARS,
+    START,
+    Edge,
+    Join,
+)
 
 MAX_DOCUMENT_CHARS = 1 << 20
 
@@ -24,7 +33,7 @@ class _Strict(BaseModel):
 
 class _Agent(_Strict):
     join: Annotated[Join, Field(strict=False)] = Join.ANY
-    fixed_prompt_tokens: Annotated[int, Field(ge=0)] | None = None
+    fixed_prompt_tokens: Annotated[int, Field(ge=0, le=MAX_FIXED_PROMPT_TOKENS)] | None = None
 
 
 class _Edge(_Strict):

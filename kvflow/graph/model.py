@@ -11,7 +11,16 @@ import networkx as nx
 
 from kvflow.errors import BadProbabilityError, GraphError, UnknownAgentError, UnreachableEndError
 from kvflow.graph.flow import Flow, compile_flow
-from kvflow.graph.nodes import END, MAX_AGENTS, MAX_EDGES, START, Edge, Join, check_agent_name
+from kvflow.graph.nodes import (
+    END,
+    MAX_AGENTS,
+    MAX_EDGES,
+    MAX_FIXED_PROMPT_TOKENS,
+    START,
+    Edge,
+    Join,
+    check_agent_name,
+)
 from kvflow.graph.steps import steps_to_execution
 
 PROBABILITY_SLACK = 1e-9
@@ -60,8 +69,9 @@ class AgentStepGraph:
         check_agent_name(name)
         if join not in (None, *Join):
             raise GraphError(f"agent {name!r}: join must be {' or '.join(map(repr, map(str, Join)))}, got {join!r}")
-        if fixed_prompt_tokens is not None and fixed_prompt_tokens < 0:
-            raise GraphError(f"agent {name!r}: fixed_prompt_tokens must not be negative, got {fixed_prompt_tokens}")
+        if fixed_prompt_tokens is not None and not _is_token_count(fixed_prompt_tokens):
+            wanted = f"a whole number from 0 to {MAX_FIXED_PROMPT_TOKENS}"
+            raise GraphError(f"agent {name!r}: fixed_prompt_tokens must be {wanted}, got {fixed_prompt_tokens!r}")
         if name not in self and len(self) >= MAX_AGENTS:
             raise GraphError(f"graph {self.name!r} has {MAX_AGENTS} agents, the most there can be; leave out {name!r}")
         node = self._digraph.nodes.get(name, {"join": Join.ANY, "fixed_prompt_tokens": None})
@@ -229,3 +239,7 @@ class AgentStepGraph:
         self.version += 1
         self._flow = None
         return self
+
+
+def _is_token_count(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value <= MAX_FIXED_PROMPT_TOKENS

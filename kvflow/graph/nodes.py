@@ -14,6 +14,7 @@ END = "END"
 MAX_AGENTS = 256
 MAX_EDGES = 4096
 MAX_NAME_CHARS = 128
+MAX_FIXED_PROMPT_TOKENS = 2**31
 
 Edge = tuple[str, str]
 """Source and target of an edge."""

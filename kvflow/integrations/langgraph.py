@@ -17,8 +17,8 @@ from typing import Any
 from uuid import UUID
 
 from kvflow.client import step, workflow
-from kvflow.client.context import active_step
-from kvflow.client.scopes import Scope, Workflow
+from kvflow.client.context import active_step, current_step
+from kvflow.client.scopes import Scope, Step, Workflow
 from kvflow.client.tool_call import ToolCall
 from kvflow.errors import MissingExtraError
 from kvflow.graph import END, START, AgentStepGraph
@@ -29,8 +29,24 @@ except ImportError:
     raise MissingExtraError("langgraph", "the LangGraph adapter") from None
 
 _ENDS: dict[str, str] = {"__start__": START, "__end__": END}
-_MOST = 4096
-"""Spans that are open at once; those of runs that were abandoned are forgotten at some time."""
+_MOST = 65536
+"""Runs that are open at once; those that were abandoned, such as streams nobody reads to the end, are left then."""
+_MOST_ASKED = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """What LangChain calls a run: of the app, a node, a tool, or of a chain in them.
+
+    Attributes:
+        main: the step of what runs in the app outside every node; None where the app's own run is not known.
+        scope: what is told of it; None for a chain.
+        before: the step that was current before.
+    """
+
+    main: Step | None
+    scope: Scope[Any] | None = None
+    before: Step | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +104,7 @@ class Hints(BaseCallbackHandler):
     def __init__(self, workflow_type: str, app: Any | None = None, *, tenant: str | None = None) -> None:
         graph = graph_of(app, workflow_type) if app is not None else None
         self._options = workflow(workflow_type, graph=graph, tenant=tenant).options
-        self._open: OrderedDict[UUID, Scope[Any]] = OrderedDict()
+        self._open: OrderedDict[UUID, _Run] = OrderedDict()
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
 
     def on_chain_start(
@@ -103,13 +119,22 @@ class Hints(BaseCallbackHandler):
     ) -> None:
         """The app starts, or one of its nodes; what runs inside a node is the node's business.
 
-        The app has a parent where it is part of a chain, and has been given its callbacks by ``with_config``.
+        The app has a parent where it is part of a chain, and has been given its callbacks by ``with_config``. Nodes are
+        found by their parents, since an app that is streamed runs each of them in the context of whoever wants more;
+        and whoever reads a stream is not part of it.
         """
         node = (metadata or {}).get("langgraph_node")
-        if parent_run_id is None or (node is None and active_step() is None):
-            self._enter(run_id, Workflow(self._options))
-        elif node is not None and more.get("name") == node and node not in _ENDS:
-            self._enter(run_id, step(node))
+        main = self._main_of(parent_run_id)
+        if parent_run_id is None or (node is None and main is None and active_step() is None):
+            before = current_step.get()
+            started = Workflow(self._options)
+            started.__enter__()
+            self._keep(run_id, _Run(main=current_step.get(), scope=started, before=before))
+            current_step.set(before)
+        elif node is None or more.get("name") != node:
+            self._keep(run_id, _Run(main=main))
+        else:
+            self._enter(run_id, step(node) if node not in _ENDS else None, main)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **more: Any) -> None:
         """The app, or a node, is done."""
@@ -130,7 +155,7 @@ class Hints(BaseCallbackHandler):
     def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **more: Any) -> None:
         """A tool is called."""
         name = more.get("name") or (serialized or {}).get("name") or "tool"
-        self._enter(run_id, ToolCall(name, agent=self._who_waits()))
+        self._enter(run_id, ToolCall(name, agent=self._who_waits()), self._main_of(more.get("parent_run_id")))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **more: Any) -> None:
         """A tool has answered."""
@@ -140,18 +165,38 @@ class Hints(BaseCallbackHandler):
         """A tool has failed."""
         self._leave(run_id)
 
-    def _enter(self, run_id: UUID, scope: Any) -> None:
-        self._open[run_id] = scope
-        scope.__enter__()
+    def _main_of(self, run_id: UUID | None) -> Step | None:
+        """The step of what runs outside every node of the app that a run is part of."""
+        run = self._open.get(run_id) if run_id is not None else None
+        return run.main if run is not None else None
+
+    def _enter(self, run_id: UUID, scope: Any | None, main: Step | None) -> None:
+        before = current_step.get()
+        if main is not None and not _is_in(active_step(), main.workflow):
+            current_step.set(main)
+        if scope is not None:
+            scope.__enter__()
+        self._keep(run_id, _Run(main=main, scope=scope, before=before))
+
+    def _keep(self, run_id: UUID, run: _Run) -> None:
+        self._open[run_id] = run
         if len(self._open) > _MOST:
-            self._open.popitem(last=False)
+            self._leave(next(iter(self._open)))
 
     def _leave(self, run_id: UUID) -> None:
-        scope = self._open.pop(run_id, None)
-        if scope is not None:
-            scope.__exit__(None, None, None)
-        if isinstance(scope, Workflow):
-            self._asked.pop(scope.id, None)
+        run = self._open.pop(run_id, None)
+        if run is None:
+            return
+        if run.scope is not None:
+            run.scope.__exit__(None, None, None)
+        if isinstance(
+            run.scope, Step
+        ):  # may still be current for who reads a stream, and is to lead him out of the run
+            run.scope.outer = run.before
+        if run.main is not None and current_step.get() is run.main:
+            current_step.set(run.before)
+        if isinstance(run.scope, Workflow):
+            self._asked.pop(run.scope.id, None)
 
     def _note_who_asks(self) -> None:
         step = active_step()
@@ -159,9 +204,9 @@ class Hints(BaseCallbackHandler):
             return
         asked = self._asked.setdefault(step.workflow.id, _Asked())
         asked.last = step.context.agent
-        if len(asked.agents) < _MOST:
+        if len(asked.agents) < _MOST_ASKED:
             asked.agents.add(step.context.agent)
-        if len(self._asked) > _MOST:
+        if len(self._asked) > _MOST_ASKED:
             self._asked.popitem(last=False)
 
     def _who_waits(self) -> str | None:
@@ -174,3 +219,10 @@ class Hints(BaseCallbackHandler):
         if step is None or asked is None or step.context.agent in asked.agents:
             return None
         return asked.last
+
+
+def _is_in(step: Step | None, workflow: Workflow) -> bool:
+    """Whether a step is part of a workflow, be it in one that runs inside it."""
+    while step is not None and step.workflow is not workflow:
+        step = step.outer
+    return step is not None

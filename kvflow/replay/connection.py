@@ -177,6 +177,8 @@ class Connection:
                 return None
             async for piece in pieces(response):
                 last, now_s = piece, self.now_s()
+                if _aborted(piece) is not None:
+                    continue
                 if seen.first_s is None:
                     seen.first_s = now_s
                     computed()
@@ -189,15 +191,21 @@ class Connection:
         return last
 
     def _answer(self, last: dict[str, Any], recorded: array[int], seen: CallRecord) -> Answer:
-        meta, tokens = last["meta_info"], array("q", last["output_ids"])
+        meta, tokens = last["meta_info"], array("q", last.get("output_ids") or ())
         details = meta.get("cached_tokens_details") or {}
         seen.queue_s = meta.get("queue_time")
         seen.output_tokens = len(tokens)
         seen.host_tokens, seen.storage_tokens = int(details.get("host") or 0), int(details.get("storage") or 0)
-        seen.device_tokens = int(meta["cached_tokens"]) - seen.host_tokens - seen.storage_tokens
-        if (meta.get("finish_reason") or {}).get("type") == "abort":
-            seen.error = str(meta["finish_reason"].get("message", "aborted"))[:200]
+        seen.device_tokens = int(meta.get("cached_tokens") or 0) - seen.host_tokens - seen.storage_tokens
+        if (why := _aborted(last)) is not None:
+            seen.error = why[:200]
         elif recorded and not self._free and tokens != recorded:
             seen.error = "another answer than the recorded one"
         cached = {"device": seen.device_tokens, "host": seen.host_tokens, "storage": seen.storage_tokens}
         return Answer(tokens=tokens, cached=cached)
+
+
+def _aborted(piece: dict[str, Any]) -> str | None:
+    """Why a server gave a request up; None if it did not. It then says nothing of what was cached."""
+    reason = (piece.get("meta_info") or {}).get("finish_reason") or {}
+    return str(reason.get("message") or "aborted") if reason.get("type") == "abort" else None

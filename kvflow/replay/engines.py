@@ -54,7 +54,8 @@ class Sizes:
 def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """A tiny random model on the CPU engine, which is built in a folder."""
     model, spec = build_model(folder / "model"), ModelSpec()
-    own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *flag_words(flags, "--flags"))
+    host, others = _host_tier(flag_words(flags, "--flags"))
+    own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *others)
     costs = asdict(load_profile("cpu").costs)  # what kvflow's predictions are weighed with; the defaults suit a GPU
     env: dict[str, str] = {}
     if sizes.link_bytes_s:
@@ -65,7 +66,7 @@ def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     return Engine(
         model=str(model),
         flags=own,
-        host_flags=sizes.host_flags,
+        host_flags=(*sizes.host_flags, *host),
         env=env,
         context_tokens=context,
         token_bytes=spec.kv_bytes_per_token,
@@ -77,9 +78,12 @@ def gpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """The geometry of Llama 3.1 8B on a GPU; SGLang makes the weights up, on which speed does not depend."""
     model = folder / "llama-8b"
     write_geometry(model)
-    own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *flag_words(flags, "--flags"))
+    host, others = _host_tier(flag_words(flags, "--flags"))
+    own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *others)
     context = _context(flags, "--flags") or LLAMA_8B.max_position
-    return Engine(model=str(model), device="cuda", flags=own, host_flags=sizes.host_flags, context_tokens=context)
+    return Engine(
+        model=str(model), device="cuda", flags=own, host_flags=(*sizes.host_flags, *host), context_tokens=context
+    )
 
 
 def user_engine(launch: str, sizes: Sizes) -> Engine:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from importlib import metadata
 from pathlib import Path
@@ -19,17 +21,36 @@ from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 from kvflow.sim.workload import Workload
 
 _MARK = "plan.json"
+_LOCK = "lock"
 _ROUNDS = "round-*.json"
 _SECRET = "KVFLOW_API_KEY"
 _BY_NAME = ("arms", "settings files")
 """Of a plan: what may become more or fewer, as long as what was there and is there has not changed."""
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a folder to this process for the length of a ``with`` block; it is made if it is not there.
+
+    Raises:
+        ConfigError: another replay has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{folder} is in use by another replay: wait until it is over, or give another --folder"
+            ) from None
+        yield
+
+
 def claim(folder: Path, plan: dict[str, Any], workload: Workload, *, fresh: bool = False) -> None:
     """Make sure that rounds kept in a folder are of this plan, these traces, this kvflow and this SGLang.
 
     Args:
-        folder: made if it is not there.
+        folder: held by the caller.
         plan: what must not have changed of it; arms by name, which may join and leave.
         workload: what is drawn from.
         fresh: drop what was kept.
@@ -37,7 +58,6 @@ def claim(folder: Path, plan: dict[str, Any], workload: Workload, *, fresh: bool
     Raises:
         ConfigError: they are not; the message says what differs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if fresh:
         for path in folder.glob(_ROUNDS):
             path.unlink()
@@ -111,7 +131,8 @@ def _differ(name: str, before: Any, now: Any) -> bool:
 
 
 def _mark(plan: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name.startswith("KVFLOW_") and name != _SECRET}
+    telling = {name for name in os.environ if name.startswith("KVFLOW_") and name != _SECRET} | {"OMP_NUM_THREADS"}
+    environment = {name: os.environ[name] for name in telling & os.environ.keys()}
     return plan | {
         "traces": traces_digest(workload),
         "kvflow's source": _source_digest(Path(kvflow.__file__).parent),

@@ -84,13 +84,14 @@ class Player:
         while awaited < len(run.threads):  # threads that nobody joins may begin others
             awaited = len(run.threads)
             await asyncio.gather(*run.threads.values())
+        ended_s = self.connection.now_s()
         await self.connection.over(workflow_id)
         self.seen.workflows.append(
             WorkflowRecord(
                 workflow=workflow_id,
                 arrived_s=arrived_s,
                 started_s=started_s,
-                ended_s=self.connection.now_s(),
+                ended_s=ended_s,
                 failed_calls=run.failed,
             )
         )

@@ -19,7 +19,7 @@ from kvflow.replay.arms import Arm
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import HIGH, LOW, Contents
-from kvflow.replay.folder import claim, file_digests, read_round, round_path, write_round
+from kvflow.replay.folder import claim, file_digests, held, read_round, round_path, write_round
 from kvflow.replay.player import Player, arrive
 from kvflow.replay.preparing import Ready, prepare
 from kvflow.replay.record import Round
@@ -113,7 +113,12 @@ def replay(
         marked["machine"] = {name: machine.get(name) for name in _MACHINE}
     if plan.engine is not None:
         marked["settings files"] = file_digests(_settings_files(plan.arms, plan.engine))
-    claim(folder, marked, workload, fresh=fresh)
+    with held(folder):
+        claim(folder, marked, workload, fresh=fresh)
+        return _played(plan, workload, folder, progress, api_key)
+
+
+def _played(plan: Plan, workload: Workload, folder: Path, progress: Progress, api_key: str | None) -> list[Round]:
     works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
     total = len(plan.arms) * sum(calls.values())

@@ -113,7 +113,7 @@ def read_workload(paths: Sequence[Path], on_bad: Callable[[BadRow | BadEvent], N
 
     Args:
         paths: the files.
-        on_bad: told of every row and event that is left out.
+        on_bad: told of every row and event that is left out; programs that call no LLM are left out, too.
 
     Raises:
         TraceError: a file cannot be read or is of no known format, or none of them has a program that calls an LLM.
@@ -124,7 +124,7 @@ def read_workload(paths: Sequence[Path], on_bad: Callable[[BadRow | BadEvent], N
         rows: list[BadRow] = []
         events: list[BadEvent] = []
         header, read = open_trace(path, rows.append)
-        own = list(programs(read, events))
+        own = [program for program in programs(read, events) if program.calls]
         for bad in (*rows, *events):
             on_bad(bad)
         files.append(

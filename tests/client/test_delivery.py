@@ -106,9 +106,9 @@ def test_no_server_no_thread() -> None:
 
 def test_a_fact_that_cannot_be_built_is_no_error(peer: Peer, caplog: Any) -> None:
     kvflow.configure(url=peer.url)
-    for workflow_id in ("\ud800", "\ud800", "good"):
-        with kvflow.workflow(id=workflow_id):
-            pass
+    for name in ("\ud800", "\ud800", "good"):
+        with kvflow.workflow() as run:
+            run.type = name
     assert peer.told() == [("END", "start")]
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
 

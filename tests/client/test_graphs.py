@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,6 +151,27 @@ def test_a_graph_is_declared_again_after_a_while_and_nobody_waits(peer: Peer) ->
     server.declare(graph)
     await_puts()
     assert len(peer.to("/review")) == 3
+    server.close()
+
+
+def test_a_graph_that_could_not_be_declared_in_time_is_declared_next_time(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvflow.client.server.ASK_TIMEOUT_S", 0.05)
+    server = Server(peer.url)
+
+    def slowly() -> bool:
+        time.sleep(0.2)
+        server._settle(True)
+        return True
+
+    monkeypatch.setattr(server, "_probe", slowly)
+    graph = GraphDeclaration(workflow_type="review", body="{}")
+    assert server.declare(graph).wait() is False
+    await_puts()
+    monkeypatch.undo()
+    assert server.declare(graph).wait() is True
+    assert len(peer.to("/review")) == 1
     server.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import warnings
 from typing import Annotated, Any, TypedDict
 
@@ -130,6 +131,47 @@ def test_chains_in_nodes_and_subgraphs_are_part_of_the_workflow() -> None:
     chain = RunnableLambda(lambda query: {"seen": []}) | builder.compile().with_config(callbacks=[hints])
     check(chain.invoke("q")["seen"])
     assert not hints._open
+
+
+def streamed(hints: Hints, node: Any = seen) -> Any:
+    return app(node).stream({"seen": []}, config={"callbacks": [hints]}, stream_mode="values")
+
+
+def test_a_stream_is_one_workflow_whoever_takes_its_parts() -> None:
+    hints = Hints("t", app())
+    parts, last = streamed(hints), None
+    while (part := contextvars.Context().run(next, parts, None)) is not None:  # as web servers take them
+        assert kvflow.current() is None
+        last = part
+    check(last["seen"])
+    assert not hints._open
+
+
+def test_streams_that_take_turns_are_workflows_of_their_own() -> None:
+    hints = Hints("t")
+    pairs = list(zip(streamed(hints), streamed(hints), strict=True))
+    for result in pairs[-1]:
+        check(result["seen"])
+    assert len({result["seen"][0].workflow_id for result in pairs[-1]}) == 2
+    assert not hints._open
+
+
+def test_who_reads_a_stream_is_not_part_of_it() -> None:
+    async def run() -> list[Any]:
+        parts = app(seen_async).astream({"seen": []}, config={"callbacks": [Hints("t")]}, stream_mode="values")
+        return [(part, kvflow.current()) async for part in parts]
+
+    read = asyncio.run(run())
+    check(read[-1][0]["seen"])
+    assert {step for _, step in read} == {None}
+
+
+def test_streams_that_are_given_up_are_left_at_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvflow.integrations.langgraph._MOST", 8)
+    hints = Hints("t")
+    for _ in range(20):
+        next(streamed(hints))
+    assert len(hints._open) <= 8
 
 
 @tool

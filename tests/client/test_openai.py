@@ -255,7 +255,8 @@ def test_hints_that_cannot_be_added_to_go_as_they_are(peer: Peer, sdk: Any, ask:
 
 def test_a_step_that_makes_no_valid_hint_goes_without(peer: Peer, sdk: Any, ask: Any) -> None:
     client = kvflow.instrument(sdk(peer))
-    with kvflow.workflow(id="\ud800"):
+    with kvflow.workflow() as run:
+        run.type = "\ud800"
         assert ask(client)
     assert "kv_hints" not in peer.llm[0].body
 

@@ -182,6 +182,13 @@ def test_a_request_that_quotes_nothing_says_that_its_answer_may_be_quoted(peer: 
     assert asked(request.body) == {}
 
 
+def test_a_request_full_of_other_actions_goes_without_what_does_not_fit() -> None:
+    others = [{"action_type": "kv.pin", "action_id": str(n), "payload": {}} for n in range(63)]
+    with kvflow.workflow(reuse=True):
+        body = kvflow.extra_body({"text": "q", "kv_hints": {"actions": others}})
+    assert [action["action_type"] for action in body["kv_hints"]["actions"][63:]] == ["kvflow.step"]
+
+
 def test_texts_belong_to_their_workflow(peer: Peer, client: Any) -> None:
     with kvflow.workflow():
         kvflow.segment(DOCUMENT)
@@ -204,6 +211,12 @@ def test_a_text_is_returned_unchanged() -> None:
     with kvflow.workflow():
         assert kvflow.segment(DOCUMENT) is DOCUMENT
         assert kvflow.segment("short") == "short"
+
+
+@pytest.mark.parametrize("what", [None, DOCUMENT.encode(), 7])
+def test_only_texts_can_be_declared(what: Any) -> None:
+    with pytest.raises(TypeError, match=r"segment\(\) takes a text"):
+        kvflow.segment(what)
 
 
 @pytest.mark.parametrize(("characters", "declared"), [(0, False), (1, False), (63, False), (64, True)])

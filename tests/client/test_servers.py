@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import openai
 import pytest
 
 import kvflow
 from kvflow.client import outbox, server
 from kvflow.client.answer import Answer
+from kvflow.client.server import Server
 from kvflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -214,6 +217,30 @@ def test_configure_changes_the_mode_later(peer: Peer, sdk: Any, ask: Any) -> Non
     assert not peer.to("/graphs")
 
 
+def test_servers_that_were_trusted_are_asked_once_they_are_not(plain: Peer, sdk: Any, ask: Any) -> None:
+    kvflow.configure(hints="always")
+    client = kvflow.instrument(sdk(plain))
+    kvflow.configure(hints="auto")
+    with kvflow.workflow():
+        ask(client)
+    assert [bool(request.actions) for request in plain.llm] == [False]
+
+
+@pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI, httpx.Client])
+def test_a_class_is_no_client(kind: type) -> None:
+    with pytest.raises(TypeError, match="a client, not the class"):
+        kvflow.instrument(kind)
+
+
+def test_a_server_that_is_gone_is_asked_ever_more_rarely() -> None:
+    now_s, gaps_s = 0.0, []
+    gone = Server("http://127.0.0.1:9", clock=lambda: now_s)
+    for _ in range(6):
+        gone._probe()
+        gaps_s.append(gone._ask_at_s - now_s)
+    assert gaps_s == [5, 10, 20, 40, 60, 60]
+
+
 def test_wrong_settings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("KVFLOW_HINTS", "sometimes")
     assert outbox.outbox().settings.hints == "auto"
@@ -291,6 +318,12 @@ def test_facts_that_no_thread_could_send_are_sent_later(no_thread: pytest.Monkey
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_the_root_of_a_server(end: str) -> None:
     assert outbox.outbox().server("http://host:1/gateway" + end).root == "http://host:1/gateway"
+
+
+def test_spellings_of_one_server() -> None:
+    box = outbox.outbox()
+    assert box.server("HTTP://Host/v1") is box.server("http://host")
+    assert box.server("HTTPS://host").root == "https://host"
 
 
 def test_a_server_behind_a_path(peer: Peer, sdk: Any, ask: Any) -> None:

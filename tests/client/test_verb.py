@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +38,15 @@ def test_a_verb_is_read_off_the_arguments_of_each_call(peer: Peer) -> None:
         assert Shell().run("pytest -q") == "PYTEST -Q"
         Shell().run(command="ls", timeout_s=3)
     assert verbs(peer) == [("start", "pytest"), ("end", None), ("start", "ls"), ("end", None)]
+
+
+def test_a_verb_that_is_no_unicode_text_loses_no_fact(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow(id=os.fsdecode(b"run \xff")) as run:
+        Shell().run(os.fsdecode(b"\xff.sh -x"))
+    assert verbs(peer) == [("start", "?.sh"), ("end", None)]
+    assert {fact["workflow_id"] for fact in peer.facts} == {run.id}
+    assert run.id.isascii()
 
 
 def test_a_word_stands_for_every_call_and_without_one_nothing_is_sent(peer: Peer) -> None:

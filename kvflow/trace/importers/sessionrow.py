@@ -79,8 +79,12 @@ class ToolCall(Row):
 
     @property
     def took_s(self) -> float | None:
-        """How long it took; None if that is not known."""
-        return since(self.t_start, self.t_end) if self.seconds is None else clipped(self.seconds)
+        """How long it took; None if that is not known, as where a clock was set back meanwhile."""
+        if self.seconds is not None:
+            return clipped(self.seconds)
+        if self.t_start is not None and self.t_end is not None and self.t_end < self.t_start:
+            return None
+        return since(self.t_start, self.t_end)
 
 
 class Thread(Row):

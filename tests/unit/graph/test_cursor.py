@@ -163,6 +163,16 @@ def test_parallel_steps_keep_an_agent_active_until_all_have_ended():
     assert cursor.surprises == 0
 
 
+def test_only_the_latest_steps_that_ended_are_remembered():
+    cursor = Cursor(AgentStepGraph().chain(START, "worker"))
+    cursor.start("worker", "0")
+    for step_id in map(str, range(1, 5000)):
+        cursor.start("worker", step_id)
+        cursor.end("worker", str(int(step_id) - 1))
+    assert cursor.active == {"worker"}
+    assert len(cursor._past_steps["worker"]) <= 1024
+
+
 def test_a_successor_ends_all_parallel_steps():
     cursor = Cursor(AgentStepGraph().chain(START, "map", "reduce"))
     cursor.start("map", "1")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kvflow.graph import END, START, AgentStepGraph, NextUse, expected_steps, steps_until_next
@@ -72,6 +74,20 @@ def test_too_many_states_fall_back_to_the_steps():
     assert found["j"] == NextUse(probability=1, steps=2)
     assert found["p"] == NEVER
     assert expected_steps(graph, {"p"}, horizon=2)["last"] == NEVER
+
+
+def test_joins_that_wait_in_a_large_graph_are_paid_for():
+    """Twelve draws have as many outcomes as moves are allowed, and each of them would ask 200 joins."""
+    graph = AgentStepGraph().chain(START, "hub").chain(START, "before", "slow")
+    for name in (f"draw {n}" for n in range(12)):
+        graph.edge(START, name).edge(name, "drawn", probability=0.5).edge(name, END, probability=0.5)
+    for name in (f"join {n}" for n in range(200)):
+        graph.agent(name, join="all").edge("hub", name).edge("slow", name)
+    active = {"hub", "before", *(f"draw {n}" for n in range(12))}
+    began_s = time.process_time()
+    found = expected_steps(graph, active)
+    assert time.process_time() - began_s < 1.0
+    assert found["join 7"].probability == 1
 
 
 def test_a_small_limit_of_states_is_kept():

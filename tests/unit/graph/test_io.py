@@ -84,6 +84,7 @@ def test_errors_of_a_file_name_it_and_keep_their_class(tmp_path):
         ({"colour": "red"}, "colour: Extra inputs"),
         ({"agents": {"a": {"joins": "all"}}}, r"agents\.a\.joins: Extra inputs"),
         ({"agents": {"a": {"join": "some"}}}, r"agents\.a\.join: Input should be 'any' or 'all'"),
+        ({"agents": {"a": {"fixed_prompt_tokens": 10**30}}}, r"agents\.a\.fixed_prompt_tokens: .*less"),
         ({"agents": {"a": {"fixed_prompt_tokens": "9"}}}, r"agents\.a\.fixed_prompt_tokens: .*integer"),
         ({"agents": {str(i): {} for i in range(257)}}, "agents: .*at most 256"),
         ({"edges": [[START, "a"]] * 4097}, "edges: .*at most 4096"),

@@ -114,8 +114,9 @@ def test_a_probability_lies_between_0_and_1(probability):
 def test_bad_arguments_are_refused():
     with pytest.raises(GraphError, match="join must be 'any' or 'all', got 'some'"):
         AgentStepGraph().agent("a", join="some")
-    with pytest.raises(GraphError, match="fixed_prompt_tokens"):
-        AgentStepGraph().agent("a", fixed_prompt_tokens=-1)
+    for tokens in (-1, 2**31 + 1, 1.5, "9"):
+        with pytest.raises(GraphError, match=r"fixed_prompt_tokens must be a whole number from 0 to"):
+            AgentStepGraph().agent("a", fixed_prompt_tokens=tokens)  # type: ignore[arg-type]
     for source, target in ((END, "a"), ("a", START)):
         with pytest.raises(GraphError, match="nothing follows END and nothing precedes START"):
             AgentStepGraph().edge(source, target)

@@ -49,10 +49,12 @@ async def client(reply: Reply) -> AsyncIterator[httpx.AsyncClient]:
         await asyncio.gather(*serving)
 
 
-async def ask(made: httpx.AsyncClient, **more: Any) -> tuple[Connection, CallRecord, Answer | None]:
+async def ask(
+    made: httpx.AsyncClient, computed: Callable[[], None] = lambda: None, **more: Any
+) -> tuple[Connection, CallRecord, Answer | None]:
     connection = Connection(made, Arm(name="a"), free=True, began_s=time.perf_counter(), **more)
     seen = CallRecord(workflow="w", thread="main", agent="a", call="c", asked_s=0.0)
-    answer = await connection.ask([1, 2], array("q", [7, 8]), [], seen)
+    answer = await connection.ask([1, 2], array("q", [7, 8]), [], seen, computed)
     return connection, seen, answer
 
 
@@ -72,6 +74,22 @@ def test_answers_may_hold_what_others_take_for_the_end_of_a_line() -> None:
         async with client(reply) as made:
             _, seen, answer = await ask(made)
         assert (seen.error, answer and list(answer.tokens)) == ("", [7, 8])
+
+    asyncio.run(play())
+
+
+def test_a_call_that_the_server_gives_up_has_failed_and_computed_nothing() -> None:
+    meta = {"id": "x", "finish_reason": {"type": "abort", "message": "the queue is full"}}
+    computed: list[None] = []
+
+    async def reply(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + f"data: {json.dumps({'text': '', 'meta_info': meta})}\n\ndata: [DONE]\n\n".encode())
+
+    async def play() -> None:
+        async with client(reply) as made:
+            _, seen, answer = await ask(made, computed=lambda: computed.append(None))
+        assert (seen.error, seen.first_s, answer and list(answer.tokens)) == ("the queue is full", None, [])
+        assert not computed
 
     asyncio.run(play())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvflow.errors import ConfigError
-from kvflow.replay.engines import Sizes, cpu_engine, user_engine
+from kvflow.replay.engines import Sizes, cpu_engine, gpu_engine, user_engine
 
 LEFT = Sizes(device_tokens=None, host_tokens=None, page_tokens=None)
 
@@ -23,6 +23,14 @@ def test_flags_of_the_host_tier_are_only_for_arms_that_have_one() -> None:
         "--hicache-storage-backend=file",
     )
     assert (engine.model, engine.device, engine.context_tokens) == ("m", "cuda", None)
+
+
+def test_so_are_those_given_to_a_profile(tmp_path: Path) -> None:
+    sizes = Sizes(device_tokens=1024, host_tokens=2048)
+    for engine in (cpu_engine, gpu_engine):
+        made = engine(tmp_path / engine.__name__, sizes, "--hicache-storage-backend file --log-level info")
+        assert made.host_flags[-2:] == ("--hicache-storage-backend", "file")
+        assert made.flags[-2:] == ("--log-level", "info")
 
 
 def test_sizes_are_added_to_what_the_user_says() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvflow.errors import ConfigError
 from kvflow.replay import folder as kept
 from kvflow.replay.arms import Arm, parse_arm
-from kvflow.replay.folder import claim, read_round, round_path, traces_digest, write_round
+from kvflow.replay.folder import claim, held, read_round, round_path, traces_digest, write_round
 from kvflow.replay.record import Round
 from kvflow.replay.run import Plan, replay
 from kvflow.replay.server import Engine
@@ -23,8 +23,9 @@ def workload(seed: int = 1) -> Workload:
     return Workload(list(programs(synthetic_trace("chain", SynthOptions(workflows=2, seed=seed))[1])))
 
 
-def held(folder: Path, plan: dict[str, Any], work: Workload) -> Path:
+def with_a_round(folder: Path, plan: dict[str, Any], work: Workload) -> Path:
     """A folder with a round in it."""
+    folder.mkdir(parents=True, exist_ok=True)
     claim(folder, plan, work)
     path = round_path(folder, 0, Arm(name="a b"))
     write_round(path, Round(arm="a b", index=0, seed=0))
@@ -32,14 +33,14 @@ def held(folder: Path, plan: dict[str, Any], work: Workload) -> Path:
 
 
 def test_a_round_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = held(tmp_path / "f", {"seed": 0}, workload())
+    path = with_a_round(tmp_path / "f", {"seed": 0}, workload())
     assert read_round(path) == Round(arm="a b", index=0, seed=0, kept=True)
     claim(tmp_path / "f", {"seed": 0}, workload())
     assert path.exists()
 
 
 def test_another_plan_or_other_contents_of_a_trace_are_another_replay(tmp_path: Path) -> None:
-    held(tmp_path, {"seed": 0, "free": False}, workload())
+    with_a_round(tmp_path, {"seed": 0, "free": False}, workload())
     with pytest.raises(ConfigError, match=r"what differs: seed.*--fresh"):
         claim(tmp_path, {"seed": 1, "free": False}, workload())
     with pytest.raises(ConfigError, match="what differs: traces"):
@@ -64,7 +65,7 @@ def test_arms_come_and_go_but_do_not_change(tmp_path: Path) -> None:
 
 
 def test_what_servers_are_told_by_the_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held(tmp_path, {}, workload())
+    with_a_round(tmp_path, {}, workload())
     monkeypatch.setenv("KVFLOW_API_KEY", "secret")
     claim(tmp_path, {}, workload())
     assert "secret" not in (tmp_path / "plan.json").read_text()
@@ -78,7 +79,7 @@ def test_another_kvflow_and_another_sglang_are_another_replay(tmp_path: Path, mo
     package.mkdir()
     (package / "__init__.py").write_text("a = 1")
     monkeypatch.setattr("kvflow.__file__", str(package / "__init__.py"))
-    held(tmp_path / "f", {}, workload())
+    with_a_round(tmp_path / "f", {}, workload())
     (package / "__init__.py").write_text("a = 2")
     with pytest.raises(ConfigError, match="what differs: kvflow's source"):
         claim(tmp_path / "f", {}, workload())
@@ -129,7 +130,14 @@ def test_what_is_in_the_files_of_settings_counts(named: str, tmp_path: Path, mon
         play()
 
 
+def test_a_folder_is_one_replays_at_a_time(tmp_path: Path) -> None:
+    with held(tmp_path / "f"), pytest.raises(ConfigError, match="in use by another replay"), held(tmp_path / "f"):
+        pass
+    with held(tmp_path / "f"):
+        pass
+
+
 def test_rounds_can_be_dropped(tmp_path: Path) -> None:
-    path = held(tmp_path, {"seed": 0}, workload())
+    path = with_a_round(tmp_path, {"seed": 0}, workload())
     claim(tmp_path, {"seed": 1}, workload(), fresh=True)
     assert not path.exists()

@@ -93,6 +93,8 @@ def test_the_users_flags_decide_what_is_not_given(tmp_path: Path) -> None:
         ((), "http://here", {"launch": LAUNCH}, "--launch: no server is launched"),
         ((), "http://here", {"flags": "--tp 2", "device_tokens": "1k"}, "--flags, --device-tokens: no server is"),
         ((), None, {"launch": LAUNCH, "flags": "--tp 2"}, "give all flags in --launch"),
+        ((), None, {"launch": f"{LAUNCH} --enable-kvflow"}, "--launch has --enable-kvflow.*leave it to the arms"),
+        ((), None, {"flags": "--enable-kvflow"}, "--flags has --enable-kvflow"),
         ((), None, {"launch": LAUNCH, "host_tokens": "1k"}, "--host-tokens needs --device-tokens"),
         ((), None, {"launch": f"{LAUNCH} --page-size x", "device_tokens": "50%"}, "--launch has --page-size x: give"),
         ((), None, {"launch": f"{LAUNCH} --page-size 0", "device_tokens": "50%"}, "--launch has --page-size 0: give"),
