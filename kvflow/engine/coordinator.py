@@ -223,7 +223,7 @@ class Coordinator:
 
     def split(self, upper: Node, lower: Node) -> None:
         """Hand the claims of a divided node to its new upper half."""
-        upper.load, upper.fetched = lower.load, lower.fetched
+        upper.load, upper.arriving, upper.fetched = lower.load, lower.arriving, lower.fetched
         if lower.owners is None:
             upper.owners = None
         else:

@@ -92,6 +92,11 @@ class Fetcher:
         self._refused = {claim: until_s for claim, until_s in self._refused.items() if until_s > now_s}
         self._refused[fetch.claim] = now_s + _REFUSED_S
 
+    def given_up(self, fetch: Fetch) -> None:
+        """The body has broken it off."""
+        self._pace.missed(fetch.tokens)
+        self.refused(fetch)
+
     def ended(self, fetch: Fetch, path: Sequence[tuple[Node, int]], found_tokens: int) -> None:
         """It has arrived, or storage did not have it.
 

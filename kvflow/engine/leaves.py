@@ -70,12 +70,13 @@ class Leaves(set[Any]):
     def __iter__(self) -> Iterator[Node]:
         return super().__iter__() if self._round is None else iter(list(self._round.values()))
 
-    def open_round(self, *, claims: bool, tokens: int = 0) -> None:
+    def open_round(self, *, claims: bool, tokens: int = 0, spared_tokens: int = 0) -> None:
         """Choose what a round looks at, until :meth:`close_round`.
 
         Args:
             claims: they have a say; else the order beneath decides alone.
             tokens: what is chosen has to hold so many, if all leaves do.
+            spared_tokens: if some of it is pinned by command, what is not has to hold so many, likewise.
 
         Cost: O(log leaves) for each of a bounded number, or of as many as hold the tokens.
         """
@@ -86,9 +87,14 @@ class Leaves(set[Any]):
         chosen = self._round = {id(node): node for node in self._pool if node in self} if claims else {}
         self._part, self._claims = _PART, claims
         self._take()
-        held = sum(len(node.key) for node in chosen.values())
-        while held < tokens and (more := self._first.take(_PART, chosen)):
-            held += more
+        found = list(chosen.values())
+        held = spared = 0
+        while found:
+            held += sum(len(node.key) for node in found)
+            spared += sum(len(node.key) for node in found if not _is_pinned(node))
+            if held >= tokens and (spared == held or spared >= spared_tokens):
+                break
+            found = self._first.take(_PART, chosen)
 
     def widen(self) -> bool:
         """Look at more, twice as many each time, because what was looked at has not been enough.
@@ -191,9 +197,9 @@ class _Queue:
                 self._inside = {id(node) for _, _, node in self._heap}
                 heapify(self._heap)
 
-    def take(self, count: int, chosen: dict[int, Node]) -> int:
-        """Take out the first that are still leaves, and have not been chosen; returns how many tokens they hold."""
-        tokens = 0
+    def take(self, count: int, chosen: dict[int, Node]) -> list[Node]:
+        """Take out the first that are still leaves, and have not been chosen; returns these."""
+        found: list[Node] = []
         while count and self._heap:
             value, _, node = heappop(self._heap)
             if node not in self._leaves:
@@ -204,9 +210,13 @@ class _Queue:
                 self._inside.discard(id(node))
                 if id(node) not in chosen:
                     chosen[id(node)] = node
-                    tokens += len(node.key)
+                    found.append(node)
                     count -= 1
-        return tokens
+        return found
+
+
+def _is_pinned(node: Node) -> bool:
+    return node.owners is not None and bool(node.owners.pins)
 
 
 def made_of(nodes: Iterable[Node], own: Order) -> Leaves:

@@ -92,6 +92,8 @@ class Pins:
             held.append(node)
         until_s = min(pin.until_s, self._now_s + self._seconds(tenant, tier, held, budget_tokens))
         if until_s <= self._now_s:
+            if not pinned:
+                del self._pinned[tenant, tier]
             return [], until_s
         pin = replace(pin, until_s=until_s, asked=dict.fromkeys(pin.asked, until_s))
         self._sweep_s = min(self._sweep_s, until_s)

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 class Node(Protocol):
     """A radix node, as far as ownership and order are concerned.
 
-    The body gives every node the attributes ``owners`` and ``load``, which start as None, and ``fetched``, which starts
-    as False, keeps them while the node lives on any tier, and calls :meth:`Coordinator.split` when a node is divided.
-    Names are SGLang's.
+    The body gives every node the attributes ``owners``, ``load`` and ``arriving``, which start as None, and
+    ``fetched``, which starts as False, keeps them while the node lives on any tier, and calls :meth:`Coordinator.split`
+    when a node is divided. Names are SGLang's.
 
     Attributes:
         key: what the node spans; its length is in tokens.
         load: the prefetch that has brought it to the device, until somebody uses it.
+        arriving: the load that brought it last; what it holds is there when that is not under way any more.
         fetched: it has been fetched from storage, and nobody has used it yet.
         parent: the node above; the root has none.
         children: the nodes below, by whatever the body finds them by.
@@ -30,6 +31,7 @@ class Node(Protocol):
 
     owners: Owners | None
     load: Load | None
+    arriving: Load | None
     fetched: bool
     parent: Any
     children: Any

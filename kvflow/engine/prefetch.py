@@ -169,7 +169,7 @@ class Prefetcher:
         self._begun += 1
         load.under_way = True
         for node in load.nodes:
-            node.load = load
+            node.load = node.arriving = load
         counters = self._counters()
         if load.asked:
             counters.background_loads += 1

@@ -189,9 +189,7 @@ class Hints(BaseCallbackHandler):
             return
         if run.scope is not None:
             run.scope.__exit__(None, None, None)
-        if isinstance(
-            run.scope, Step
-        ):  # may still be current for who reads a stream, and is to lead him out of the run
+        if isinstance(run.scope, Step):  # who reads a stream may be left with it: not in the run
             run.scope.outer = run.before
         if run.main is not None and current_step.get() is run.main:
             current_step.set(run.before)

@@ -228,6 +228,7 @@ SEAMS: tuple[Seam, ...] = (
         "Counts tokens that leave the device.",
     ),
     _tree("tree.demote", "demote", ("self", "node_id"), "Counts tokens that leave the device after a write-back."),
+    _tree("tree.drop", "drop_subtree_no_host", ("self", "node_id"), "Counts what is lost where the host is full."),
     _tree("tree.evict_host", "_evict_host_leaf", ("self", "node"), "Counts tokens that leave the host tier."),
     _tree("tree.load_back", "commit_load_back", ("self", "node_id", "device_indices"), "Counts host-to-device loads."),
     _override(
@@ -268,6 +269,27 @@ SEAMS: tuple[Seam, ...] = (
         parameters=("self",),
         body="kvflow.patches.prefetch:decode",
         why="Decoding does not wait for the load a prefill once waited for; its number may be another load's by now.",
+    ),
+    Seam(
+        name="scheduler.flush",
+        role=Role.SCHEDULER,
+        kind=Kind.BEFORE,
+        feature=Feature.PREFETCH,
+        target="sglang.srt.managers.scheduler.Scheduler.flush_cache",
+        parameters=("self",),
+        body="kvflow.patches.prefetch:settle",
+        why="A server that only loads ahead is idle: a flush does not fail because of that.",
+    ),
+    Seam(
+        name="scheduler.release_memory",
+        role=Role.SCHEDULER,
+        kind=Kind.BEFORE,
+        feature=Feature.PREFETCH,
+        target="sglang.srt.managers.scheduler_components.weight_updater."
+        "SchedulerWeightUpdaterManager.release_memory_occupation",
+        parameters=("self", "recv_req"),
+        body="kvflow.patches.prefetch:settle",
+        why="Nor does giving memory back.",
     ),
     Seam(
         name="adder.add_one",

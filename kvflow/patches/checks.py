@@ -16,10 +16,12 @@ import torch
 from kvflow.reuse import Difference, Plan, Prompt, QualityGate, SlotKey
 
 _MOST = 16
-"""Checks under way; the oldest are given up."""
+"""Checks under way; while there are as many, others are not begun."""
+_PATIENCE = 64
+"""Checks that are not begun while none ends, until the oldest is given up: its copies may have been aborted."""
 _ANSWER_TOKENS = 64
 """How far into an answer they look."""
-_SPLICED, _EXACT = "spliced", "exact"
+SPLICED, _EXACT = "spliced", "exact"
 _CHECK_KEY = "kvflow-check"
 """Added to the extra key of spliced copies: a prefix cached for somebody else would leave nothing to splice."""
 
@@ -47,6 +49,7 @@ class Checks:
         self._gate = gate
         self._under_way: OrderedDict[str, _Check] = OrderedDict()
         self._due: list[str] = []
+        self._kept_out = 0
 
     @property
     def under_way(self) -> int:
@@ -54,7 +57,7 @@ class Checks:
         return len(self._under_way)
 
     def begin(self, req: Any, prompt: Prompt, plan: Plan, mode: str | None) -> None:
-        """Have a request checked that has been answered.
+        """Have a request checked that has been answered, unless there is no room for another check.
 
         Args:
             req: SGLang's.
@@ -62,12 +65,14 @@ class Checks:
             plan: what became of it.
             mode: of reuse, as it was asked for.
         """
+        if len(self._under_way) >= _MOST and not self._make_room():
+            return
         answer = list(req.output_ids)
         looked = crc32(req.rid.encode()) % max(1, min(len(answer), _ANSWER_TOKENS))
         judged = {*plan.slots, *plan.check}  # others were not put in, and are not to be judged by
         common = {"input_ids": prompt.tokens.tolist() + answer[:looked], "cache_salt": req.cache_salt}
         spliced = {
-            "check": (req.rid, _SPLICED),
+            "check": (req.rid, SPLICED),
             "slots": [
                 (slot.start, slot.end, slot.name)
                 for slot in prompt.slots
@@ -88,8 +93,10 @@ class Checks:
             ],
         )
         self._due.append(req.rid)
-        while len(self._under_way) > _MOST:
-            self._under_way.popitem(last=False)
+
+    def give_up(self, rid: str) -> None:
+        """Do without a check: what was to be compared is not what was to be checked."""
+        self._under_way.pop(rid, None)
 
     def clear(self) -> None:
         """Give up all."""
@@ -108,11 +115,20 @@ class Checks:
         if entry is None or len(entry.logits) < 2:
             return []
         del self._under_way[check[0]]
+        self._kept_out = 0
         self.compared += 1
-        difference = Difference.between(entry.logits[_EXACT].cpu(), entry.logits[_SPLICED].cpu())
+        difference = Difference.between(entry.logits[_EXACT].cpu(), entry.logits[SPLICED].cpu())
         return [slot for slot in entry.slots if self._gate.judge(slot, difference)]
 
     def due(self) -> list[dict[str, Any]]:
         """What is to be asked now, once."""
         due, self._due = self._due, []
         return [offer for check in due if check in self._under_way for offer in self._under_way[check].offers]
+
+    def _make_room(self) -> bool:
+        self._kept_out += 1
+        if self._kept_out < _PATIENCE:
+            return False
+        self._kept_out = 0
+        self._under_way.popitem(last=False)
+        return True

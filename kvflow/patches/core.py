@@ -60,7 +60,7 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def _new_node(self, priority: int = 0) -> Any:
         node: Any = super()._new_node(priority)
-        node.owners = node.load = None
+        node.owners = node.load = node.arriving = None
         node.fetched = False
         return node
 
@@ -157,7 +157,7 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> Any:
         self._asked_tokens = request_cnt
-        self._open_round(Tier.DEVICE, self.evictable_device_leaves)
+        self._open_round(Tier.DEVICE, self.evictable_device_leaves, spared_tokens=request_cnt)
         return super().evict_device_start(component_type, request_cnt)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
@@ -177,7 +177,7 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         with self.coordinator.round_within():
-            self._open_round(Tier.HOST, self.evictable_host_leaves, tokens=num_tokens)
+            self._open_round(Tier.HOST, self.evictable_host_leaves, tokens=num_tokens, spared_tokens=num_tokens)
             try:
                 freed = Freed()
                 if component_type is BASE_COMPONENT_TYPE and self._is_exclusive():
@@ -222,6 +222,15 @@ class KvflowTreeCore(UnifiedTreeCore):
         self._leaves(node, Tier.DEVICE, self.class_of(node), len(node.key))
         return super().demote(node_id)
 
+    def drop_subtree_no_host(self, node_id: int) -> Any:
+        node: Any = self.node_by_id(node_id)
+        lost = [(each, self.class_of(each), len(each.key)) for each in _from_the_bottom(node)]
+        result: Any = super().drop_subtree_no_host(node_id)
+        if result.is_dropped:
+            for each, cls, tokens in lost:
+                self._leaves(each, Tier.DEVICE if each is node else Tier.HOST, cls, tokens)
+        return result
+
     def candidates(self) -> list[Any]:
         """What could leave the device, ready to be ranked: all of it, or the part that a round would look at."""
         leaves = self.evictable_device_leaves
@@ -262,12 +271,13 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.evictable_device_leaves.ended(node)
         self.evictable_host_leaves.ended(node)
 
-    def _open_round(self, tier: Tier, leaves: Leaves, tokens: int = 0) -> None:
+    def _open_round(self, tier: Tier, leaves: Leaves, tokens: int = 0, spared_tokens: int = 0) -> None:
         """Settle who the candidates are. Should that ever fail, the order is SGLang's from then on."""
         try:
             choice = self.trust.choice(tier)
             if self.coordinator.by_parts:
-                leaves.open_round(claims=self.coordinator.uses_claims and not choice.none, tokens=tokens)
+                claims = self.coordinator.uses_claims and not choice.none
+                leaves.open_round(claims=claims, tokens=tokens, spared_tokens=spared_tokens)
             self.coordinator.open_round(leaves, choice)
         except Exception:
             note("eviction order")
@@ -280,3 +290,11 @@ class KvflowTreeCore(UnifiedTreeCore):
         except Exception:
             note("eviction order")
             leaves.look_at_all()
+
+
+def _from_the_bottom(node: Any) -> list[Any]:
+    """A node and all below it, children before parents."""
+    found = [node]
+    for each in found:
+        found += each.children.values()
+    return found[::-1]

@@ -49,6 +49,18 @@ def decode(result: None, self: Any) -> None:
     self.hicache_consumer_index = -1
 
 
+def settle(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Let what kvflow has begun end, for what SGLang does only when it is idle.
+
+    Hook before ``Scheduler.flush_cache`` and ``SchedulerWeightUpdaterManager.release_memory_occupation``, by which the
+    scheduler ends if it is not.
+    """
+    scheduler = self if hasattr(self, "tree_cache") else self.scheduler
+    prefetch = getattr(getattr(scheduler, "tree_cache", None), "prefetch", None)
+    if prefetch is not None:
+        prefetch.settle()
+
+
 @cache
 def _patient(base: type) -> type:
     """A prefill adder that passes over requests whose context is still being loaded, while others can run.
@@ -107,19 +119,21 @@ class Prefetch:
             self._load = None
             self.planner.ended(load)
 
-    def begin(self, running: int, chunked: Any) -> None:
+    def begin(self, running: int, chunked: Any, *, flushing: bool = False) -> None:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself.
 
         Args:
             running: requests that run, those of a new batch among them.
             chunked: the request whose prompt is being computed in chunks, if there is one.
+            flushing: the cache is to be flushed as soon as nothing is under way.
         """
         look = partial(self._room, running, chunked)
         self._batch.formed()
-        self._storage.begin()
-        self.backups.begin(look)
-        if self._load is None and not self._link_is_taken():
-            self._guard.run(self._begin, look, default=None)
+        if not flushing:
+            self._storage.begin()
+            self.backups.begin(look)
+            if self._load is None and not self._link_is_taken():
+                self._guard.run(self._begin, look, default=None)
         self._asking = None
 
     def passes_over(self, req: Any, *, busy: bool) -> bool:
@@ -161,6 +175,22 @@ class Prefetch:
         if self._load is None or self._guard.run(self._any_awaits, batch.reqs, default=True):
             batch.hicache_consumer_index = controller.layer_done_counter.producer_index
 
+    def entered(self, req: Any) -> None:
+        """Wait for the load under way if a request that goes on has just been moved onto what it brings.
+
+        Where a request has computed what the load is bringing, SGLang gives its own pages back and lets it go on with
+        those of the tree, which decoding reads without waiting.
+        """
+        load = self._load
+        if load is not None and load.under_way and self._guard.run(self._awaits, req, default=True):
+            controller: Any = self._cache.cache_controller
+            for ack in controller.ack_load_queue:
+                ack.finish_event.synchronize()
+
+    def settle(self) -> None:
+        """Wait for what is under way, and give up what comes from storage: SGLang is to find itself idle."""
+        self._guard.run(self._settle, default=None)
+
     def forget(self) -> None:
         """The cache has been reset."""
         self._load = None
@@ -180,6 +210,21 @@ class Prefetch:
         if tier is Tier.HOST or not node.backuped:  # its copy may have been dropped before
             self._storage.planner.left(node)
 
+    def _settle(self) -> None:
+        cache: Any = self._cache
+        controller = cache.cache_controller
+        if controller is None:
+            return
+        self._storage.give_up()
+        for acks, check in (
+            (controller.ack_write_queue, cache.writing_check),
+            (controller.ack_load_queue, cache.loading_check),
+        ):
+            for ack in acks:
+                ack.finish_event.synchronize()
+            check(finish_count=len(acks))
+        self.reap()
+
     def _any_awaits(self, reqs: list[Any]) -> bool:
         return any(self._awaits(req) for req in reqs)
 
@@ -191,7 +236,7 @@ class Prefetch:
             return False
         node: Any = core.node_by_id(req.last_node) if req.last_node is not None else core.root_node
         while node is not None and node is not core.root_node:
-            if node.load is load:
+            if node.arriving is load:
                 return True
             node = node.parent
         return False

@@ -18,7 +18,7 @@ import torch
 from kvflow.config import Settings
 from kvflow.engine import Journal
 from kvflow.patches import refusals
-from kvflow.patches.checks import Checks
+from kvflow.patches.checks import SPLICED, Checks
 from kvflow.patches.claim import claim_of, namespace_of, reuse_of
 from kvflow.patches.guard import Guard
 from kvflow.patches.kv_pool import rotary_of
@@ -99,6 +99,8 @@ class Splicer:
             worker.set_hicache_consumer(batch.hicache_consumer_index)
         batch = self._splicing.compute(batch, spliced) or batch
         result = original(worker, batch, *args, **kwargs)
+        if self._sampled and getattr(result, "delay_sample_func", None) is not None:  # sampled beside the next batch
+            self._guard.run(self.before_sampling, result.logits_output.next_token_logits, default=None)
         self._sampled = []
         return result
 
@@ -221,11 +223,16 @@ class Splicer:
             self._journal.reused(prompt.workflow_id, prompt.agent, tokens, plan.reason)
 
     def _checked(self, batch: Any) -> list[tuple[int, tuple[str, str]]]:
-        """Rows of copies made for checks whose prompt ends in this batch."""
+        """Rows of copies made for checks whose prompt ends in this batch; those nothing is put into show nothing."""
         found: list[tuple[int, tuple[str, str]]] = []
         for row, req in enumerate(batch.reqs):
             check = (reuse_of(req) or {}).get("check")
-            if check and batch.prefix_lens[row] + batch.extend_lens[row] == len(req.origin_input_ids):
+            if not check or batch.prefix_lens[row] + batch.extend_lens[row] < len(req.origin_input_ids):
+                continue
+            state: _State | None = getattr(req, "_kvflow_splice", None)
+            if check[1] == SPLICED and (state is None or state.plan is None or not state.plan.grafts):
+                self.checks.give_up(check[0])
+            else:
                 found.append((row, tuple(check)))
         return found
 

@@ -57,6 +57,13 @@ class StorageFetch:
             self._under_way = None
             self._guard.run(self._end, handle, fetch, default=None)
 
+    def give_up(self) -> None:
+        """Do without what is under way."""
+        if self._under_way is not None:
+            (handle, fetch), self._under_way = self._under_way, None
+            self._cache.release_aborted_request(handle)
+            self.planner.given_up(fetch)
+
     def forget(self) -> None:
         """The cache has been reset."""
         self._under_way = None

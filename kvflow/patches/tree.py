@@ -101,6 +101,8 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.splicer.computed(req, up_to)
         with self._from_where_it_ends(req):
             super().checkpoint(req, up_to=self.publishable(req, up_to), **kwargs)
+        if self.prefetch is not None and not req.finished():
+            self.prefetch.entered(req)
         if not self.disable and not refused(req):
             self._tagging.run(self._tag, req, default=None)
             self._tagging.run(self.commands.prompt, req, default=None)

@@ -86,11 +86,13 @@ class Reuse:
         grafts, lessons = self._served(prompt, found, doors)
         plan = Plan(exact_tokens=len(prompt.tokens), lessons=tuple(lessons), missing=missing, reason="")
         tried = tuple(key for key, door in doors.items() if door is Door.TRIAL)
+        kept = [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]
         if tried:
-            plan = replace(plan, check=self._sampled(tried), reason="tried on copies after a rest")
+            put_in = tuple(key for key in _slots_of(prompt, kept) if key in tried)  # others would pass without a test
+            plan = replace(plan, check=self._sampled(put_in), reason="tried on copies after a rest")
         elif self._compared(prompt):
             plan = replace(plan, reason="for other workflows to be compared with")
-        elif kept := [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]:
+        elif kept:
             plan = self._spliced(prompt, plan, kept, cached_tokens)
         else:
             plan = replace(plan, reason=_why_nothing(doors, grafts, lessons))
@@ -108,8 +110,7 @@ class Reuse:
         return slots if self.gate.samples(slots) else ()
 
     def _spliced(self, prompt: Prompt, plan: Plan, grafts: list[Graft], cached_tokens: int) -> Plan:
-        owners = (max((slot for slot in prompt.slots if slot.start <= graft.start), key=_start) for graft in grafts)
-        slots = tuple(dict.fromkeys((prompt.workflow_type, slot.name) for slot in owners))
+        slots = _slots_of(prompt, grafts)
         if not prompt.trial:
             self.counters.spliced += 1
             self.counters.grafted_tokens += sum(graft.end - graft.start for graft in grafts)
@@ -322,6 +323,12 @@ def _why_nothing(doors: dict[SlotKey, Door], grafts: list[Graft], lessons: list[
     if not doors:
         return "none of its texts is known"
     return "what is known is cached, or too short" if grafts else "closed by the quality gate"
+
+
+def _slots_of(prompt: Prompt, grafts: list[Graft]) -> tuple[SlotKey, ...]:
+    """The slots that runs are put into, each once."""
+    owners = (max((slot for slot in prompt.slots if slot.start <= graft.start), key=_start) for graft in grafts)
+    return tuple(dict.fromkeys((prompt.workflow_type, slot.name) for slot in owners))
 
 
 def _start(slot: Slot) -> int:

@@ -112,7 +112,7 @@ class Ahead:
         if load is None:
             waits = tokens > 0 and not self._batch.join(tokens) and self._bring(request, node)
         else:
-            awaits = any(one.load is load for one in path)
+            awaits = any(one.arriving is load for one in path)
             load.late |= awaits
             waits = busy and (awaits or tokens > 0) and not self._batch.join(tokens, behind_tokens=load.tokens)
         if not waits:
@@ -133,7 +133,7 @@ class Ahead:
     def ready_s(self, node: Node) -> float:
         """A request starts behind a node: when all above it has arrived."""
         path = node.path()
-        awaits = self._load is not None and any(one.load is self._load for one in path)
+        awaits = self._load is not None and any(one.arriving is self._load for one in path)
         self._planner.used(path)
         self._fetcher.used(path)
         return self._until_s if awaits else 0.0

@@ -35,6 +35,7 @@ class Node:
     """
 
     __slots__ = (
+        "arriving",
         "children",
         "device_children",
         "end",
@@ -64,6 +65,7 @@ class Node:
         self.hit_count = 0
         self.owners: Owners | None = None
         self.load: Load | None = None
+        self.arriving: Load | None = None
         self.fetched = False
 
     def path(self) -> list[Node]:

@@ -13,6 +13,7 @@ from kvflow.cli.explain import stalls_of, waits_of
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
 from tests.e2e.conftest import HOST_TIER, Server
+from tests.e2e.test_commands import command
 from tests.e2e.test_eviction import FIXED_TOKENS, GRAPH, text
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -132,6 +133,45 @@ def test_while_others_run_it_is_passed_over_and_they_do_not_wait(slow_link: Serv
     assert stats["passed_over"] > 0
     assert stats["prefetch_late_tokens"] >= FIXED_TOKENS
     slow_link.flush()  # refused while anything is locked or under way
+    assert slow_link.get("status")["degraded"] == {}
+
+
+def test_who_computes_what_is_being_loaded_does_not_read_it_before_it_is_there(slow_link: Server) -> None:
+    """A request that wants the logprobs of its prompt computes all of it, and is then moved onto what is cached."""
+    prompt = text("near") + TAIL
+    for _ in range(TRIES):
+        on_host_only(slow_link)
+        computed = slow_link.generate(prompt, tokens=16, cache_salt="apart")["text"]
+        step(slow_link, "w", "first")
+        until(slow_link, "prefetches", 1)
+        began_s = time.monotonic()
+        found = slow_link.generate(prompt, tokens=16, return_logprob=True, logprob_start_len=0)
+        assert found["text"] == computed
+        if time.monotonic() - began_s > LOAD_S / 2:
+            break
+    assert found["meta_info"]["cached_tokens"] == 0
+    assert slow_link.get("status")["degraded"] == {}
+
+
+def cached_on_host_only(server: Server) -> bool:
+    tokens = server.get("cache")["replicas"][0]["tokens"]
+    return {place.partition("/")[0] for place, count in tokens.items() if count} == {"host"}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("timeout_s", [0, 5])
+def test_a_server_that_only_loads_ahead_is_idle(slow_link: Server, timeout_s: float) -> None:
+    slow_link.fresh()
+    slow_link.step("w", "near", text("near"), workflow_type=f"flushed {timeout_s}")
+    time.sleep(2 * LOAD_S)  # the copy to the host goes over the link too
+    context = {"kind": "workflow", "workflow_id": "w"}
+    while not cached_on_host_only(slow_link):
+        command(slow_link, "kv.demote", context)
+        time.sleep(0.1)
+    slow_link.get("stats", reset=True)
+    command(slow_link, "kv.prefetch", context)
+    until(slow_link, "prefetches", 1)
+    assert slow_link.client.post("/flush_cache", params={"timeout": timeout_s}).status_code == 200
     assert slow_link.get("status")["degraded"] == {}
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.managers.schedule_policy import PrefillAdder
 
-from kvflow.engine import Counters, Room
+from kvflow.engine import Counters, Load, Room
 from kvflow.patches import prefetch
 from kvflow.patches.guard import Guard
 from kvflow.patches.prefetch import Prefetch
@@ -42,6 +42,55 @@ def test_what_has_left_the_host_while_its_request_waited_is_not_loaded() -> None
     made.planner = SimpleNamespace(next=lambda room, device: None)  # type: ignore[assignment]
     assert made._choose(lambda: Room(free_tokens=100)) is None
     assert made._asking is None
+
+
+class Arriving:
+    """A load whose end can be waited for."""
+
+    def __init__(self) -> None:
+        self.finish_event = self
+        self.waited = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def test_a_request_moved_onto_what_is_still_arriving_waits_for_it(passing: Prefetch) -> None:
+    load, arriving = Load([], 32), Arriving()
+    load.under_way, passing._load = True, load
+    root = SimpleNamespace(parent=None)
+    above = SimpleNamespace(parent=root, arriving=None)
+    below = SimpleNamespace(parent=above, arriving=load, load=None)  # whoever used it first has been counted
+    core = SimpleNamespace(root_node=root, node_by_id={1: above, 2: below}.__getitem__)
+    controller = SimpleNamespace(ack_load_queue=[arriving])
+    passing._cache = SimpleNamespace(tree_core=core, cache_controller=controller)  # type: ignore[assignment]
+    passing.entered(SimpleNamespace(last_node=1))
+    assert not arriving.waited
+    passing.entered(SimpleNamespace(last_node=2))
+    assert arriving.waited == 1
+    load.under_way = False
+    passing.entered(SimpleNamespace(last_node=2))
+    assert arriving.waited == 1
+
+
+def test_whoever_wants_an_idle_server_waits_for_what_is_under_way(passing: Prefetch) -> None:
+    acks = [Arriving(), Arriving()]
+    done: list[tuple[str, int]] = []
+    controller = SimpleNamespace(ack_write_queue=acks[:1], ack_load_queue=acks[1:])
+    passing._storage = SimpleNamespace(  # type: ignore[assignment]
+        give_up=lambda: done.append(("storage", 0)), reap=lambda: done.append(("reaped", 0))
+    )
+    passing._cache = SimpleNamespace(  # type: ignore[assignment]
+        cache_controller=controller,
+        writing_check=lambda finish_count: done.append(("writes", finish_count)),
+        loading_check=lambda finish_count: done.append(("loads", finish_count)),
+    )
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace(prefetch=passing))
+    prefetch.settle(SimpleNamespace(scheduler=scheduler))
+    assert done == [("storage", 0), ("writes", 1), ("loads", 1), ("reaped", 0)]
+    assert [ack.waited for ack in acks] == [1, 1]
+    prefetch.settle(scheduler)
+    assert len(done) == 8
 
 
 def test_decoding_does_not_wait_for_the_load_its_prefill_waited_for() -> None:

@@ -21,6 +21,7 @@ class Node:
     parent: Node | None = None
     owners: Owners | None = None
     load: Load | None = None
+    arriving: Load | None = None
     fetched: bool = False
     children: dict[int, Node] = field(default_factory=dict)
     last_access_time: float = 0.0

@@ -17,6 +17,7 @@ from kvflow.predict import ClaimPrediction, WorkflowUpdate
 class FakeNode:
     owners: Owners | None = None
     load: Load | None = None
+    arriving: Load | None = None
     fetched: bool = False
     children: dict[int, FakeNode] = field(default_factory=dict)
     key: range = range(64)

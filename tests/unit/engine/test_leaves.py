@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ class Leaf:
     last_access_time: float
     value: float | None = None
     tokens: int = 16
+    pinned: bool = False
     children: dict[int, Any] = field(default_factory=dict)
 
     @property
     def owners(self) -> Any:
-        return self.value
+        return SimpleNamespace(pins=[1] * self.pinned) if self.pinned or self.value is not None else None
 
     @property
     def key(self) -> range:
@@ -84,6 +86,16 @@ def test_a_part_that_is_not_enough_grows_until_it_is_everything(claims: bool) ->
         assert seen[-1] <= 3 * seen[-2]
     assert set(leaves) == set(nodes)
     assert len(seen) < 12
+    leaves.close_round(order)
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_where_the_oldest_are_pinned_others_are_looked_at_too(claims: bool) -> None:
+    leaves, nodes = made(20 * EXACT)
+    for node in sorted(nodes, key=own)[: 2 * EXACT]:
+        node.pinned = True
+    leaves.open_round(claims=claims, spared_tokens=160)
+    assert sum(node.tokens for node in leaves if not node.pinned) >= 160
     leaves.close_round(order)
 
 

@@ -202,6 +202,75 @@ def test_texts_that_were_computed_are_put_into_no_copy_that_judges_others() -> N
     assert [name for _, _, name in spliced["asked"]["slots"]] == ["good"]
 
 
+def asked_again(number: int) -> Any:
+    return SimpleNamespace(rid=f"r{number}", output_ids=[1], cache_salt=None, extra_key=None)
+
+
+def test_checks_that_have_begun_are_finished_before_others_begin() -> None:
+    checks = Checks(QualityGate(), None)
+    slot = ("review", "text")
+    prompt = Prompt(
+        namespace="n",
+        workflow_type="review",
+        agent="critic",
+        tokens=torch.arange(100),
+        slots=(Slot(start=0, end=40, name="text"),),
+        method=Method(mode=Mode.ROTATE),
+    )
+    plan = Plan(exact_tokens=0, reason="", slots=(slot,), check=(slot,))
+    for number in range(30):
+        checks.begin(asked_again(number), prompt, plan, "rotate")
+    offers = checks.due()
+    assert len(offers) == 2 * 16
+    for offer in offers[:2]:
+        checks.followed(offer["asked"]["check"], torch.zeros(4))
+        checks.finished(offer["asked"]["check"])
+    assert (checks.compared, checks.under_way) == (1, 15)
+    for number in range(100):  # of those that are left the copies never come
+        checks.begin(asked_again(100 + number), prompt, plan, "rotate")
+    assert 2 <= len(checks.due()) <= 2 * 3
+    assert checks.under_way == 16
+
+
+def test_a_slot_is_tried_only_where_something_would_be_put_in(made: Callable[..., list[Splicer]]) -> None:
+    (one,) = made()
+    gate: QualityGate = one.reuse.gate
+    gate.door(("review", "document"))
+    gate.close(("review", "document"))
+    while gate.door(("review", "document")) is not Door.TRIAL:
+        pass
+    plan = serve(one, request("planner", TEXT))
+    assert plan is not None
+    assert (plan.check, one.checks.due()) == ((), [])
+    assert serve(one, request("critic", TEXT)).check == (("review", "document"),)  # type: ignore[union-attr]
+
+
+def test_a_copy_that_nothing_is_put_into_ends_its_check(made: Callable[..., list[Splicer]]) -> None:
+    (one,) = made()
+    serve(one, request("planner", TEXT))
+    serve(one, request("critic", TEXT))
+    exact, spliced = one.checks.due()
+    one.reuse.clear()
+    serve(one, request("critic", TEXT, **exact["asked"]))
+    assert one.checks.under_way == 1
+    serve(one, request(text=TEXT, **spliced["asked"]))
+    assert one.checks.under_way == one.checks.compared == 0
+
+
+def test_logits_are_kept_where_sampling_is_put_off(made: Callable[..., list[Splicer]]) -> None:
+    (one,) = made()
+    serve(one, request("planner", TEXT))
+    serve(one, request("critic", TEXT))
+    logits = torch.randn(1, 8)
+    output = SimpleNamespace(next_token_logits=logits)
+    for offer in one.checks.due():
+        copy = request(**({"agent": "critic"} | offer["asked"]), text=TEXT)
+        late = SimpleNamespace(delay_sample_func=lambda: None, logits_output=output)
+        one.forward(lambda worker, made, *_, late=late: late, None, batch(copy))
+        one.computed(copy, len(copy.origin_input_ids))
+    assert one.checks.compared == 1
+
+
 def test_copies_of_one_owner_share_no_prefix_with_those_of_another(made: Callable[..., list[Splicer]]) -> None:
     (one,) = made()
     serve(one, request("planner", TEXT))
