@@ -29,7 +29,7 @@ def circumstances() -> dict[str, Any]:
         "git": _git(),
         "machine": {
             "cpu": _cpu(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "gpus": _gpus(),
         },
