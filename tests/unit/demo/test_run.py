@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from kvflow.demo.arms import Arm, ArmServer
+from kvflow.demo.corpus import source_files
 from kvflow.demo.run import DemoSettings, _play
 from kvflow.errors import ServerUnavailableError
 
 SETTINGS = DemoSettings(rounds=1, workflows=2, at_once=2, stagger_s=0.0, prompt_chars=16)
 STOCK = Arm(name="stock", policy="lru", kvflow=False)
+
+
+def test_there_is_a_document_for_every_workflow() -> None:
+    assert [len(source_files(count, 100)) for count in (1, 10, 2000)] == [1, 10, 2000]
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -141,7 +141,10 @@ def test_a_workload_comes_from_files_and_tells_what_was_wrong(tmp_path: Path) ->
     ] * 2
     assert len(found.programs) == 2
     assert [str(each) for each in bad[:2]] == [f"{path}:11: {bad[0].problem}", f"workflow ghost: {bad[1].problem}"]
-    write_trace(path, TraceHeader(source="test"), [WorkflowStart(workflow="a", type="t"), WorkflowEnd(workflow="a")])
+    silent = [WorkflowStart(workflow="b", type="t"), WorkflowEnd(workflow="b")]
+    write_trace(path, TraceHeader(source="test"), [*silent, *events])
+    assert [program.start.workflow for program in read_workload([path]).programs] == ["a"]
+    write_trace(path, TraceHeader(source="test"), silent)
     with pytest.raises(TraceError, match="no LLM call"):
         read_workload([path])
 

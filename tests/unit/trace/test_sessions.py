@@ -216,6 +216,13 @@ def test_a_tool_without_seconds_takes_the_time_from_its_start_to_its_end(importe
     assert [end.seconds for end in imported(row).tool_ends] == [0.5]
 
 
+def test_a_tool_that_ends_before_it_starts_takes_an_unknown_time(imported: Any) -> None:
+    """Somebody has set the clock back meanwhile."""
+    row = growing()
+    row["tool_calls"] = [tool(0, (2.5, 2.0)) | {"seconds": None}]
+    assert [end.seconds for end in imported(row).tool_ends] == [None]
+
+
 def test_a_sub_agent_of_unknown_origin_lives_from_its_first_to_its_last_message(imported: Any) -> None:
     found = imported(with_side_thread(None))
     assert found.shape == ["llm_call", "tool_start", "spawn", "llm_call@side:1", "join", "tool_end", "llm_call"]
