@@ -67,9 +67,8 @@ def hints_for(
     if len(actions) >= MAX_ACTIONS or any(_is_of_step(action, step) for action in actions):
         return None
     own = [step.action()]
-    reuse = reuse_action(step, body) if body is not None and wants_reuse(step) else None
-    if reuse is not None and len(actions) + 1 == MAX_ACTIONS:
-        reuse = None
+    room = len(actions) + 1 < MAX_ACTIONS
+    reuse = reuse_action(step, body) if room and body is not None and wants_reuse(step) else None
     if reuse is not None:
         own.append(reuse)
     room_bytes = MAX_ENVELOPE_BYTES - len(json.dumps({**hints, "actions": [*actions, *own]}))

@@ -12,7 +12,6 @@ workflow only: what that workflow does next makes good for it, and nobody's end 
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import sys
@@ -24,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvflow.client.degraded import degraded
-from kvflow.client.server import Server
+from kvflow.client.server import Server, root_of
 from kvflow.client.settings import ClientSettings, HintMode, from_environment
 from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
 
@@ -59,11 +58,12 @@ class Outbox:
 
     def use(self, settings: ClientSettings) -> None:
         """Go by these settings from now on."""
-        trusting = self._trusting
-        self.settings = settings
+        before, self.settings = self.settings, settings
         if settings.url:
             self.server(settings.url, api_key=settings.api_key)
-        for server in list(self._servers.values()) if self._trusting != trusting else ():
+        if "always" not in {before.hints, settings.hints} or before.hints == settings.hints:
+            return
+        for server in list(self._servers.values()):
             if self._trusting:
                 server.trust()
             else:
@@ -77,7 +77,7 @@ class Outbox:
             api_key: goes to this server as bearer token, from now on.
             authorization: the same, as a whole header.
         """
-        root = _root(url)
+        root = root_of(url)
         server = self._servers.get(root) or self._add(root)
         if api_key:
             authorization = f"Bearer {api_key}"
@@ -200,14 +200,6 @@ class Outbox:
             with self._changed:
                 self._posting = False
                 self._changed.notify_all()
-
-
-@functools.lru_cache(maxsize=1024)
-def _root(url: str) -> str:
-    """What a base URL and all its spellings have in common."""
-    import httpx  # late, because it is slow
-
-    return str(httpx.URL(url)).rstrip("/").removesuffix("/v1")
 
 
 _outbox: Outbox | None = None

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
 
@@ -47,6 +47,14 @@ class GraphDeclaration:
 
     workflow_type: str
     body: str
+
+
+@lru_cache(maxsize=1024)
+def root_of(url: str) -> str:
+    """What the spellings of a server's base URL have in common: neither ``/v1`` nor a slash at its end."""
+    import httpx  # late, because it is slow
+
+    return str(httpx.URL(url)).rstrip("/").removesuffix("/v1")
 
 
 class Server:

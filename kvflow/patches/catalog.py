@@ -75,7 +75,7 @@ SEAMS: tuple[Seam, ...] = (
         feature=Feature.PREFETCH,
         target="sglang.srt.managers.scheduler.Scheduler.get_prefill_adder_class",
         parameters=("self",),
-        body="kvflow.patches.prefetch:adder_class",
+        body="kvflow.patches.prefetch_hooks:adder_class",
         why="Passes over requests whose context is still being loaded while others can run, and those that have come "
         "since admission looked.",
     ),
@@ -86,7 +86,7 @@ SEAMS: tuple[Seam, ...] = (
         feature=Feature.PREFETCH,
         target="sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode",
         parameters=("self",),
-        body="kvflow.patches.prefetch:decode",
+        body="kvflow.patches.prefetch_hooks:decode",
         why="Decoding does not wait for the load a prefill once waited for; its number may be another load's by now.",
     ),
     Seam(
@@ -96,7 +96,7 @@ SEAMS: tuple[Seam, ...] = (
         feature=Feature.PREFETCH,
         target="sglang.srt.managers.scheduler.Scheduler.flush_cache",
         parameters=("self",),
-        body="kvflow.patches.prefetch:settle",
+        body="kvflow.patches.prefetch_hooks:settle",
         why="A server that only loads ahead is idle: a flush does not fail because of that.",
     ),
     Seam(
@@ -107,7 +107,7 @@ SEAMS: tuple[Seam, ...] = (
         target="sglang.srt.managers.scheduler_components.weight_updater."
         "SchedulerWeightUpdaterManager.release_memory_occupation",
         parameters=("self", "recv_req"),
-        body="kvflow.patches.prefetch:settle",
+        body="kvflow.patches.prefetch_hooks:settle",
         why="Nor does giving memory back.",
     ),
     Seam(

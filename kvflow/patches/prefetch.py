@@ -8,10 +8,9 @@ still coming are passed over while others can run, and a batch that takes one ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.session.streaming_session import is_virtual_node
 
@@ -29,58 +28,6 @@ if TYPE_CHECKING:
 _LEAST_TOKENS = 16
 _PATIENCE = 512
 """Passes over the queue a request is passed over in, at most; there is one a decode step."""
-
-
-def adder_class(result: type, self: Any) -> type:
-    """Let requests be passed over (hook after ``Scheduler.get_prefill_adder_class``)."""
-    cache = self.tree_cache
-    deciding = getattr(cache, "prefetch", None) is not None or getattr(cache, "gate", None) is not None
-    if not deciding or cache.supports_mamba():  # who is passed over there keeps a state that is somebody else's by then
-        return result
-    return _patient(result)
-
-
-def decode(result: None, self: Any) -> None:
-    """Forget which load the batch had to wait for (hook after ``ScheduleBatch.prepare_for_decode``).
-
-    SGLang keeps the number of the load that a prefill waited for. All of it has arrived since, and the number may by
-    now be that of a load ahead, for which decoding would wait in every layer.
-    """
-    self.hicache_consumer_index = -1
-
-
-def settle(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Let what kvflow has begun end, for what SGLang does only when it is idle.
-
-    Hook before ``Scheduler.flush_cache`` and ``SchedulerWeightUpdaterManager.release_memory_occupation``, by which the
-    scheduler ends if it is not.
-    """
-    scheduler = self if hasattr(self, "tree_cache") else self.scheduler
-    prefetch = getattr(getattr(scheduler, "tree_cache", None), "prefetch", None)
-    if prefetch is not None:
-        prefetch.settle()
-
-
-@cache
-def _patient(base: type) -> type:
-    """A prefill adder that passes over requests whose context is still being loaded, while others can run.
-
-    And those that admission has not seen yet.
-    """
-
-    class PatientAdder(base):
-        def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.preempt_list:  # requests have lost their memory to this one
-                return super().add_one_req(req, *args, **kwargs)
-            busy = bool(self.can_run_list) or not self.running_batch.is_empty()
-            gate, prefetch = self.tree_cache.gate, self.tree_cache.prefetch
-            if gate is not None and gate.late(req):
-                return AddReqResult.CONTINUE
-            if prefetch is not None and prefetch.passes_over(req, busy=busy):
-                return AddReqResult.CONTINUE
-            return super().add_one_req(req, *args, **kwargs)
-
-    return PatientAdder
 
 
 class Prefetch:
@@ -184,8 +131,7 @@ class Prefetch:
         load = self._load
         if load is not None and load.under_way and self._guard.run(self._awaits, req, default=True):
             controller: Any = self._cache.cache_controller
-            for ack in controller.ack_load_queue:
-                ack.finish_event.synchronize()
+            _wait_for(controller.ack_load_queue)
 
     def settle(self) -> None:
         """Wait for what is under way, and give up what comes from storage: SGLang is to find itself idle."""
@@ -220,8 +166,7 @@ class Prefetch:
             (controller.ack_write_queue, cache.writing_check),
             (controller.ack_load_queue, cache.loading_check),
         ):
-            for ack in acks:
-                ack.finish_event.synchronize()
+            _wait_for(acks)
             check(finish_count=len(acks))
         self.reap()
 
@@ -299,6 +244,11 @@ class Prefetch:
     def _device(self) -> DeviceView:
         core = self._cache.tree_core
         return DeviceView(leaves=core.candidates(), locked=locked, own_order=core.own_order)
+
+
+def _wait_for(acks: list[Any]) -> None:
+    for ack in acks:
+        ack.finish_event.synchronize()
 
 
 def _retry(req: Any) -> LoadRetry:

@@ -8,7 +8,7 @@ import pytest
 from sglang.srt.managers.schedule_policy import PrefillAdder
 
 from kvflow.engine import Counters, Load, Room
-from kvflow.patches import prefetch
+from kvflow.patches import prefetch, prefetch_hooks
 from kvflow.patches.guard import Guard
 from kvflow.patches.prefetch import Prefetch
 
@@ -86,16 +86,16 @@ def test_whoever_wants_an_idle_server_waits_for_what_is_under_way(passing: Prefe
         loading_check=lambda finish_count: done.append(("loads", finish_count)),
     )
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace(prefetch=passing))
-    prefetch.settle(SimpleNamespace(scheduler=scheduler))
+    prefetch_hooks.settle(SimpleNamespace(scheduler=scheduler))
     assert done == [("storage", 0), ("writes", 1), ("loads", 1), ("reaped", 0)]
     assert [ack.waited for ack in acks] == [1, 1]
-    prefetch.settle(scheduler)
+    prefetch_hooks.settle(scheduler)
     assert len(done) == 8
 
 
 def test_decoding_does_not_wait_for_the_load_its_prefill_waited_for() -> None:
     batch = SimpleNamespace(hicache_consumer_index=2)
-    prefetch.decode(None, batch)
+    prefetch_hooks.decode(None, batch)
     assert batch.hicache_consumer_index == -1
 
 
@@ -103,4 +103,4 @@ def test_decoding_does_not_wait_for_the_load_its_prefill_waited_for() -> None:
 def test_models_that_keep_a_state_are_left_to_sglang(mamba: bool, patient: bool) -> None:
     cache = SimpleNamespace(gate=object(), supports_mamba=lambda: mamba)
     scheduler = SimpleNamespace(tree_cache=cache)
-    assert (prefetch.adder_class(PrefillAdder, scheduler) is not PrefillAdder) == patient
+    assert (prefetch_hooks.adder_class(PrefillAdder, scheduler) is not PrefillAdder) == patient
