@@ -136,45 +136,6 @@ def test_while_others_run_it_is_passed_over_and_they_do_not_wait(slow_link: Serv
     assert slow_link.get("status")["degraded"] == {}
 
 
-def test_who_computes_what_is_being_loaded_does_not_read_it_before_it_is_there(slow_link: Server) -> None:
-    """A request that wants the logprobs of its prompt computes all of it, and is then moved onto what is cached."""
-    prompt = text("near") + TAIL
-    for _ in range(TRIES):
-        on_host_only(slow_link)
-        computed = slow_link.generate(prompt, tokens=16, cache_salt="apart")["text"]
-        step(slow_link, "w", "first")
-        until(slow_link, "prefetches", 1)
-        began_s = time.monotonic()
-        found = slow_link.generate(prompt, tokens=16, return_logprob=True, logprob_start_len=0)
-        assert found["text"] == computed
-        if time.monotonic() - began_s > LOAD_S / 2:
-            break
-    assert found["meta_info"]["cached_tokens"] == 0
-    assert slow_link.get("status")["degraded"] == {}
-
-
-def cached_on_host_only(server: Server) -> bool:
-    tokens = server.get("cache")["replicas"][0]["tokens"]
-    return {place.partition("/")[0] for place, count in tokens.items() if count} == {"host"}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("timeout_s", [0, 5])
-def test_a_server_that_only_loads_ahead_is_idle(slow_link: Server, timeout_s: float) -> None:
-    slow_link.fresh()
-    slow_link.step("w", "near", text("near"), workflow_type=f"flushed {timeout_s}")
-    time.sleep(2 * LOAD_S)  # the copy to the host goes over the link too
-    context = {"kind": "workflow", "workflow_id": "w"}
-    while not cached_on_host_only(slow_link):
-        command(slow_link, "kv.demote", context)
-        time.sleep(0.1)
-    slow_link.get("stats", reset=True)
-    command(slow_link, "kv.prefetch", context)
-    until(slow_link, "prefetches", 1)
-    assert slow_link.client.post("/flush_cache", params={"timeout": timeout_s}).status_code == 200
-    assert slow_link.get("status")["degraded"] == {}
-
-
 def test_over_a_fast_link_nobody_is_passed_over(server: Server) -> None:
     answer = step(server, "before", "first")["text"]
     server.end("before")
@@ -234,4 +195,43 @@ def test_what_was_loaded_for_a_request_that_gave_up_is_wasted(slow_link: Server)
     assert stats["background_used_tokens"] == 0
     assert stats["background_wasted_tokens"] >= FIXED_TOKENS
     slow_link.flush()
+    assert slow_link.get("status")["degraded"] == {}
+
+
+def being_loaded(server: Server, prompt: str, workflow_type: str) -> None:
+    """Have a context on the host only, and a load of it begin by command."""
+    server.fresh()
+    server.step("w", "near", prompt, workflow_type=workflow_type)
+    time.sleep(2 * LOAD_S)  # the copy to the host goes over the link too
+    context = {"kind": "workflow", "workflow_id": "w"}
+    while not cached_on_host_only(server):
+        command(server, "kv.demote", context)
+        time.sleep(0.1)
+    server.get("stats", reset=True)
+    command(server, "kv.prefetch", context)
+    until(server, "prefetches", 1)
+
+
+def cached_on_host_only(server: Server) -> bool:
+    tokens = server.get("cache")["replicas"][0]["tokens"]
+    return {place.partition("/")[0] for place, count in tokens.items() if count} == {"host"}
+
+
+@pytest.mark.timeout(60)
+def test_who_computes_what_is_being_loaded_does_not_read_it_before_it_is_there(slow_link: Server) -> None:
+    """A request that wants the logprobs of its prompt computes all of it, and is then moved onto what is cached."""
+    prompt = text("near") + TAIL
+    computed = slow_link.generate(prompt, tokens=16)["text"]
+    being_loaded(slow_link, prompt, "computed")
+    found = slow_link.generate(prompt, tokens=16, return_logprob=True, logprob_start_len=0)
+    assert found["text"] == computed
+    assert found["meta_info"]["cached_tokens"] == 0
+    assert slow_link.get("status")["degraded"] == {}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("timeout_s", [0, 5])
+def test_a_server_that_only_loads_ahead_is_idle(slow_link: Server, timeout_s: float) -> None:
+    being_loaded(slow_link, text("near"), f"flushed {timeout_s}")
+    assert slow_link.client.post("/flush_cache", params={"timeout": timeout_s}).status_code == 200
     assert slow_link.get("status")["degraded"] == {}
