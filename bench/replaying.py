@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ ALL_ARMS = (
     "kvflow-no-prefetch",
     "kvflow-infer",
 )
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FAST_LINK = "1.4e9"
 """Bytes per second at which loading a token takes a fifteenth of computing it, as for an 8B model on an H200."""
 
@@ -115,7 +117,7 @@ def names(further: Further) -> set[str]:
 
 
 def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
-    """Run ``kvflow replay``; returns its exit status."""
+    """Run ``kvflow replay``, which is also told what asks this process to end; returns its exit status."""
     arms = ALL_ARMS if options.arms == ["all"] else options.arms or ()
     if not arms and "--arm" not in names(further):
         arms = preset.arms
@@ -125,7 +127,12 @@ def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
         command += ["--link", FAST_LINK]
     for arm in arms:
         command += ["--arm", arm]
-    return subprocess.run([*command, *chain.from_iterable(further)], check=False).returncode
+    # A group of its own: a terminal would ask it to end, too, and a second time is one too many.
+    with subprocess.Popen([*command, *chain.from_iterable(further)], process_group=0) as replay:
+        for number in _ASKING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, lambda number, frame: replay.send_signal(number))
+        return replay.wait()
 
 
 async def play(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from kvflow.errors import ConfigError, KVFlowError
 
 if TYPE_CHECKING:
     from kvflow.replay.arms import Arm
+    from kvflow.replay.record import Round
     from kvflow.replay.run import Plan
     from kvflow.replay.server import Engine
     from kvflow.sim.workload import Workload
@@ -144,8 +145,10 @@ def replay(
     if dry_run:
         return
     where = circumstances()
-    played = _play(plans, workload, folder, console, api_key=api_key, fresh=fresh, machine=where["machine"])
+    played, status = _play(plans, workload, folder, console, api_key=api_key, fresh=fresh, machine=where["machine"])
     _tell(where | played, json_path, html, console)
+    if status:
+        raise typer.Exit(status)
 
 
 def _play(
@@ -157,31 +160,49 @@ def _play(
     api_key: str | None,
     fresh: bool,
     machine: dict[str, Any],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], int]:
+    """Play, and return the document, of what was over if the replay was broken off, with the exit status then."""
     from kvflow.replay.document import document
+    from kvflow.replay.run import comparable
     from kvflow.replay.run import replay as play
 
-    played = []
+    played: list[tuple[Plan, list[Round]]] = []
+    status = 0
     try:
         for plan in plans:
-            own = folder / f"{plan.load.at_once or 'all'}-at-once"
-            with ended_by_signals(), _progress(console) as progress:
-                rounds = play(plan, workload, own, progress, api_key=api_key, fresh=fresh, machine=machine)
-                played.append((plan, rounds))
-    except (KVFlowError, KeyboardInterrupt) as error:
-        if isinstance(error, KVFlowError):
-            console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
-        if not isinstance(error, ConfigError):
-            again = "the same command without --fresh" if fresh else "the same command"
-            told = f"Rounds that are over are in {folder}: {again} goes on from there, with fewer arms, too."
-            console.print(told, highlight=False, soft_wrap=True)
-        raise typer.Exit(1 if isinstance(error, KVFlowError) else 130) from None
+            own, rounds = folder / f"{plan.load.at_once or 'all'}-at-once", []
+            played.append((plan, rounds))
+            with (
+                ended_by_signals(),
+                _progress(console) as progress,
+                closing(play(plan, workload, own, progress, api_key=api_key, fresh=fresh, machine=machine)) as over,
+            ):
+                for seen in over:
+                    rounds.append(seen)
+    except (KVFlowError, KeyboardInterrupt, SystemExit) as error:
+        status = _broken_off(error, folder, console, fresh=fresh)
+        played = [each for each in (comparable(plan, rounds) for plan, rounds in played) if each[1]]
+        if not played:
+            raise typer.Exit(status) from None
     rounds = [seen for _, of_plan in played for seen in of_plan]
     kept = sum(seen.kept for seen in rounds)
     if kept:
         told = f"{kept} of {len(rounds)} rounds were kept in {folder} by an earlier run: --fresh plays them again."
         console.print(told, style="yellow", highlight=False, soft_wrap=True)
-    return document(played, workload)
+    return document(played, workload) | {"broken_off": status != 0}, status
+
+
+def _broken_off(error: BaseException, folder: Path, console: Console, *, fresh: bool) -> int:
+    """Say why a replay goes no further, and how it can; returns the exit status."""
+    if isinstance(error, KVFlowError):
+        console.print(f"[red]error[/red] {escape(str(error))}", highlight=False)
+    if not isinstance(error, ConfigError):
+        again = "the same command without --fresh" if fresh else "the same command"
+        told = f"Rounds that are over are in {folder}: {again} goes on from there, with fewer arms, too."
+        console.print(told, highlight=False, soft_wrap=True)
+    if isinstance(error, SystemExit):
+        return int(error.code or 1)
+    return 1 if isinstance(error, KVFlowError) else 130
 
 
 def _tell(result: dict[str, Any], json_path: Path | None, html: Path | None, console: Console) -> None:

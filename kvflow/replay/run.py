@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,8 @@ def replay(
     api_key: str | None = None,
     fresh: bool = False,
     machine: Mapping[str, Any] | None = None,
-) -> list[Round]:
-    """Play all rounds of all arms that have not been played yet.
+) -> Generator[Round, None, None]:
+    """Play all rounds of all arms that have not been played yet, as long as the next one is asked for.
 
     Args:
         plan: what to do.
@@ -99,8 +99,8 @@ def replay(
         fresh: drop the rounds that were kept, and play them again.
         machine: the one that this is; rounds of launched servers are kept for it alone.
 
-    Returns:
-        All rounds, those played before included.
+    Yields:
+        Rounds as they are over, those played before included.
 
     Raises:
         ConfigError: the folder holds rounds of another plan (arms may have come or left), other traces, another
@@ -115,24 +115,32 @@ def replay(
         marked["settings files"] = file_digests(_settings_files(plan.arms, plan.engine))
     with held(folder):
         claim(folder, marked, workload, fresh=fresh)
-        return _played(plan, workload, folder, progress, api_key)
+        yield from _played(plan, workload, folder, progress, api_key)
 
 
-def _played(plan: Plan, workload: Workload, folder: Path, progress: Progress, api_key: str | None) -> list[Round]:
+def comparable(plan: Plan, rounds: Sequence[Round]) -> tuple[Plan, list[Round]]:
+    """Choose what can be compared of a replay that was broken off: arms that have a round, and rounds they all have."""
+    of_arm = {arm.name: [seen for seen in rounds if seen.arm == arm.name] for arm in plan.arms}
+    arms = tuple(arm for arm in plan.arms if of_arm[arm.name])
+    least = min((len(of_arm[arm.name]) for arm in arms), default=0)
+    return replace(plan, arms=arms, rounds=least), [seen for arm in arms for seen in of_arm[arm.name][:least]]
+
+
+def _played(plan: Plan, workload: Workload, folder: Path, progress: Progress, api_key: str | None) -> Iterator[Round]:
     works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
     total = len(plan.arms) * sum(calls.values())
-    done: dict[tuple[int, str], Round] = {}
+    before = 0
     with contextlib.ExitStack() as kept:
         servers = _servers(plan, folder, kept, api_key)
         for index, arm in _turns(plan):
             path = round_path(folder, index, arm)
-            before = sum(calls[i] for i, _ in done)
-            if path.exists():
-                done[index, arm.name] = read_round(path)
-                progress(f"round {index + 1} of {plan.rounds}, {arm.name}: played before", before + calls[index], total)
-                continue
             label = f"round {index + 1} of {plan.rounds}, {arm.name}"
+            if path.exists():
+                before += calls[index]
+                progress(f"{label}: played before", before, total)
+                yield read_round(path)
+                continue
             progress(f"{label}: starting", before, total)
             seen = Round(arm=arm.name, index=index, seed=plan.seed + index)
 
@@ -142,8 +150,8 @@ def _played(plan: Plan, workload: Workload, folder: Path, progress: Progress, ap
             with servers(arm) as running:
                 asyncio.run(_play(plan, running, seen, works[index], answered))
             write_round(path, seen)
-            done[index, arm.name] = seen
-    return list(done.values())
+            before += calls[index]
+            yield seen
 
 
 def _settings_files(arms: Sequence[Arm], engine: Engine) -> set[str]:

@@ -95,6 +95,7 @@ class ReplayRecord(Document):
     """A whole replay."""
 
     seams_hold: bool | None = None
+    broken_off: bool | None = None
     traces: tuple[dict[str, Any], ...] = ()
     loads: tuple[LoadRecord, ...] = ()
 

@@ -113,6 +113,8 @@ def _fewest_pairs(load: LoadRecord) -> float:
 def cautions(record: ReplayRecord) -> tuple[str, ...]:
     """Return what must be known before any number is believed."""
     found: list[str] = []
+    if record.broken_off:
+        found.append("The replay was broken off: this is of the arms and rounds that were over by then.")
     if record.seams_hold is False:
         found.append("A seam did not hold, so part of kvflow was switched off; kvflow doctor tells which.")
     for load in record.loads:

@@ -62,7 +62,7 @@ def plan_of(folder: Path, arms: str = "lru", **more: Any) -> Plan:
 
 
 def played(plan: Plan, workload: Workload, folder: Path) -> list[Round]:
-    return replay(plan, workload, folder / "rounds", lambda *_: None)
+    return list(replay(plan, workload, folder / "rounds", lambda *_: None))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -52,7 +52,7 @@ def test_arms_come_and_go_but_do_not_change(tmp_path: Path) -> None:
     def play(*words: str) -> None:
         arms = tuple(map(parse_arm, words))
         plan = Plan(arms=arms, engine=Engine(model="m"), load=Load(), rounds=0)
-        replay(plan, workload(), tmp_path, lambda *_: None)
+        list(replay(plan, workload(), tmp_path, lambda *_: None))
         for arm in arms:
             write_round(round_path(tmp_path, 0, arm), Round(arm=arm.name, index=0, seed=0))
 
@@ -96,7 +96,7 @@ def test_rounds_of_launched_servers_are_of_one_machine(tmp_path: Path) -> None:
     found = Plan(arms=(Arm(name="a", url="http://here"),), engine=None, load=Load(), rounds=0)
 
     def play(plan: Plan, folder: str, **changed: Any) -> None:
-        replay(plan, workload(), tmp_path / folder, lambda *_: None, machine=machine | changed)
+        list(replay(plan, workload(), tmp_path / folder, lambda *_: None, machine=machine | changed))
         write_round(round_path(tmp_path / folder, 0, plan.arms[0]), Round(arm="a", index=0, seed=0))
 
     play(launched, "launched")
@@ -117,7 +117,7 @@ def test_what_is_in_the_files_of_settings_counts(named: str, tmp_path: Path, mon
     plan = Plan(arms=(parse_arm(f"a=@kvflow {words}"),), engine=Engine(model="m"), load=Load(), rounds=0)
 
     def play() -> None:
-        replay(plan, workload(), tmp_path / "f", lambda *_: None)
+        list(replay(plan, workload(), tmp_path / "f", lambda *_: None))
 
     play()
     write_round(round_path(tmp_path / "f", 0, plan.arms[0]), Round(arm="a", index=0, seed=0))
