@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import kvflow
 from kvflow.errors import ServerUnavailableError, UnsupportedEngineError
 from kvflow.patches import cpu
 from kvflow.patches.cpu.attention import attend, decode_rows, extend_new_rows
@@ -241,6 +242,8 @@ def test_the_environment_of_an_engine_keeps_what_its_caller_set() -> None:
 
 _BITS = """
 import torch
+
+import kvflow
 from kvflow.patches.cpu.attention import extend_new_rows
 from kvflow.patches.cpu.products import apply_linear
 
@@ -279,6 +282,14 @@ def test_a_server_on_a_gpu_finds_the_packages_its_caller_finds(monkeypatch: pyte
     environment = server_environment()
     assert "PYTHONPATH" not in environment
     assert "SGLANG_HOST_IP" not in environment
+
+
+def test_a_server_runs_the_kvflow_of_its_caller_though_another_one_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = str(Path(kvflow.__file__).resolve().parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/kit/site", root, ""]))
+    assert server_environment(python_path=["/plugin"])["PYTHONPATH"] == f"/plugin{os.pathsep}{root}"
 
 
 def test_operators_of_torchvision_are_left_alone_where_torch_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

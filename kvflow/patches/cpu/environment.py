@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import kvflow
 from kvflow.patches.cpu import ENGINE_VARIABLE
 
 KEEP_ALIVE_S = 60
@@ -39,12 +40,14 @@ def server_environment(
     """Make the environment `launch_server` starts from.
 
     On the CPU engine inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller
-    says; ``KVFLOW_*`` stay. On other devices all stay: what is installed there may be found by them. Nothing is looked
-    up on model hubs, health checks do not generate (they would leave radix nodes), and idle connections stay open.
+    says, but for the folder by which kvflow was found: a server runs the same. ``KVFLOW_*`` stay. On other devices all
+    stay: what is installed there may be found by them. Nothing is looked up on model hubs, health checks do not
+    generate (they would leave radix nodes), and idle connections stay open.
     """
     environment = dict(os.environ)
     if device == "cpu":
         kept = {name: value for name, value in environment.items() if not name.startswith(("SGLANG_", "PYTHON"))}
+        python_path = [*python_path, *_found_by()]
         environment = cpu_engine_environment(kept, ranks=ranks)
     environment |= {
         "HF_HUB_OFFLINE": "1",
@@ -58,6 +61,13 @@ def server_environment(
     if found:
         environment["PYTHONPATH"] = os.pathsep.join(found)
     return environment
+
+
+def _found_by() -> list[str]:
+    """The folder of this kvflow, if it was found by ``PYTHONPATH``: another one may be installed."""
+    root = Path(kvflow.__file__).resolve().parents[1]
+    entries = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return [str(root)] if any(Path(entry).resolve() == root for entry in entries) else []
 
 
 def bind_list(cores: Sequence[int], ranks: int) -> str:
