@@ -13,7 +13,7 @@ LIKELY = 0.3
 _LOOKED_AT = 16
 """Contexts looked at for one decision, the nearest uses first."""
 _MANY = 64
-_PAUSE_S = 1e-4
+_PAUSE_S = 2.5e-4
 """Pause between two searches per context beyond these, a hundred times what each costs."""
 _LONGEST_PAUSE_S = 0.25
 """Half of the time before its use for which a context is looked for at least."""

@@ -26,10 +26,10 @@ _RECONSIDER_S = 0.25
 _EASE_S = 1.0
 """How often to decide while all fits with room to spare for what has come since."""
 _MANY = 64
-_PAUSE_S = 2.5e-4
+_PAUSE_S = 4e-4
 """Pause between two decisions per context of a program at stake beyond these, fifty times what each costs, unless
 nothing runs."""
-_NEWS_PAUSE_S = 5e-5
+_NEWS_PAUSE_S = 8e-5
 """The same if a program waits that has had no decision yet."""
 _LONGEST_PAUSE_S = 1.0
 _LOOK_S = 5.0

@@ -133,6 +133,13 @@ TREE_SEAMS: tuple[Seam, ...] = (
         ("self", "component_type", "tracker"),
         "Looks at all leaves if the part that a round looks at has not been enough.",
     ),
+    _override(
+        "tree.device_alloc",
+        f"{_CACHE}.evict_for_alloc",
+        ("self", "params"),
+        Feature.EVICTION,
+        "What nobody claims leaves in larger portions, so that not every decode step ranks the leaves.",
+    ),
     _tree(
         "tree.device_end",
         "evict_device_end",

@@ -13,6 +13,7 @@ from typing import Any
 from sglang.srt.mem_cache.base_prefix_cache import DecLockRefResult
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import EvictDeviceNextNodeResult
 
 from kvflow import config
 from kvflow.engine import Accounting, Coordinator, Journal, Tier, unit_tokens
@@ -25,6 +26,7 @@ from kvflow.patches.orders import require_servable
 from kvflow.patches.rank import ClaimOrder
 from kvflow.patches.trust import Trust
 from kvflow.patches.walks import Locks, inner, match, shorten
+from kvflow.patches.watermark import Watermark
 from kvflow.policy import EvictionClass, ServingCosts
 
 
@@ -43,6 +45,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
         self.journal = Journal(self.coordinator.claims.clock, settings.telemetry.journal_entries)
+        self.watermark = Watermark(params.token_to_kv_pool_allocator.size_full, self.class_of)
         self._telling = Guard("journal")
         self._clearing = Guard("host copies")
         self.exclusive = False
@@ -161,6 +164,9 @@ class KvflowTreeCore(UnifiedTreeCore):
         return super().evict_device_start(component_type, request_cnt)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        component: Any = self.components_by_type[component_type]
+        if self.watermark.reached(component._evict_device_heap):
+            return EvictDeviceNextNodeResult()
         result = super().evict_device_next_node(component_type, tracker)
         while not self._enough(result, tracker[component_type]) and self.evictable_device_leaves.widen():
             super().evict_device_end(component_type)

@@ -6,8 +6,10 @@ import contextlib
 import logging
 from typing import Any
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -133,6 +135,15 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.gate.left(req)
         self._tagging.run(self._answered, req, default=None)
         self.watch.left(req, checkpointed)
+
+    def evict_for_alloc(self, params: Any, **others: Any) -> Any:
+        mark = self.tree_core.watermark
+        alone = not (others or params.swa_num_tokens or params.mamba_num)
+        if not (alone and 0 < params.num_tokens < mark.high_tokens and len(self.coordinator.claims)):
+            return super().evict_for_alloc(params, **others)
+        wanted = self._component_available_size(ComponentType.FULL) + params.num_tokens
+        with mark.raised(lambda: self._component_available_size(ComponentType.FULL) >= wanted):
+            return super().evict_for_alloc(EvictParams(num_tokens=mark.high_tokens))
 
     def _execute_and_commit_kv_backup(self, action: Any, write_back: bool = False) -> int:
         if write_back or not self.tree_core.drops_copies:

@@ -363,3 +363,23 @@ def test_the_guard_hears_what_a_waiting_request_looks_for(make_tree: Callable[..
     tree.cache.match_prefix(MatchPrefixParams(key=tree.key(prompt(1)), req=req))
     assert list(guard._looked_up) == ["r"]
     assert len(guard._looked_up["r"]) == len(prompt(1)) // tree.cache.tree_core.unit_tokens
+
+
+def test_of_what_nobody_claims_a_little_more_leaves_than_is_asked_for(make_tree: Callable[..., Any]) -> None:
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    tree = make_tree("kvflow", capacity_tokens=4096)  # of which an eighth of a sixteenth may be free: 32
+    claimed, others = prompt(1), [prompt(block, tokens=4) for block in range(10, 30)]
+    for tokens in (*others, claimed):
+        tree.insert(tokens)
+
+    def evicted(tokens: int) -> int:
+        return tree.cache.evict_for_alloc(EvictParams(num_tokens=tokens)).num_tokens_evicted
+
+    assert evicted(4) == 4, "nobody has told anything"
+    announce(tree, "w", near=1)
+    tag(tree, "w", "near", claimed, 16)
+    assert (evicted(4), evicted(40)) == (32, 40)
+    assert evicted(2) == 4, "all that is left of what nobody claims"
+    assert tree.resident(claimed) == 16
+    assert evicted(4) == 16, "and what is claimed only when it has to"
