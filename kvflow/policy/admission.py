@@ -113,6 +113,8 @@ class ProgramAdmission:
         room = Room((program for program in programs if program.admitted or program.busy), room_tokens, counted)
         self._shrink(programs, room, typical_s)
         at_work = any(program.busy or (program.admitted and program.waiting) for program in programs)
+        if not at_work:  # who has just lost its place may be the only one that asks for anything
+            waiting = [program for program in by_turn if program.waiting and not program.admitted]
         for program in _fairly(waiting, [program for program in programs if program.admitted]):
             overdue = program.response_ratio(typical_s) > _OVERDUE
             if at_work and not room.has_for(program, overdue=overdue):

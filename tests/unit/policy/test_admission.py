@@ -115,6 +115,13 @@ def test_the_device_does_not_idle_while_somebody_waits() -> None:
     assert admitted(program(70_000, admitted=True, back_s=1.0), program(70_000, waiting=True)) == [True, True]
 
 
+def test_nor_when_the_only_one_that_asks_has_outgrown_the_room() -> None:
+    alone = program(120_000, waiting=True)
+    assert [admitted(alone) for _ in range(3)] == [[True]] * 3
+    asks, in_a_tool = program(70_000, waiting=True, admitted=True), program(40_000, admitted=True, back_s=0.1)
+    assert [admitted(asks, in_a_tool)[0] for _ in range(3)] == [True] * 3
+
+
 def test_who_has_been_held_longest_for_its_size_goes_first() -> None:
     long = program(70_000, waiting=True, held_s=100.0, served_s=1000.0)
     short = program(70_000, waiting=True, held_s=100.0, served_s=50.0)
