@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END, NextUse
 from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Survival, continuum_ttl
 from kvflow.predict.endings import Endings
-from kvflow.predict.next_use import StepsAhead, Wait, next_use, still_alive
+from kvflow.predict.next_use import Wait, mean_ahead_s, next_use, still_alive
 
 _RETURN = "return"
 _LEAST_PROBABILITY = 0.01
@@ -94,7 +94,8 @@ class Forecaster:
         """
         ahead = workflow.cursor.next_use if workflow.cursor is not None else {}
         pinned = {agent for agent, _ in workflow.pins}
-        lengths = _StepLengths(ahead, lambda agent: self._step_s(workflow, agent))
+        lengths = _StepLengths(ahead, lambda agent: self._turn_s(workflow, agent))
+        alive = cache(partial(self._alive, workflow, now_s))
         predictions = []
         for agent in sorted(steps.keys() | pinned | workflow.contexts.keys()):
             count = steps.get(agent)
@@ -107,13 +108,13 @@ class Forecaster:
                         agent=agent,
                         steps=count,
                         pinned=agent in pinned,
-                        probability=self._again(workflow, agent, context),
+                        probability=self.survival.again(workflow.workflow_type, agent, context.turns),
                         since_s=context.arrivals_s[0],
                         pause_s=self._pause_s(workflow, agent, context),
                     )
                 )
                 continue
-            probability, due_s = self._next(workflow, agent, count, ahead.get(agent), lengths, now_s)
+            probability, due_s = self._next(workflow, agent, count, ahead.get(agent), lengths, alive, now_s)
             predictions.append(
                 ClaimPrediction(agent=agent, steps=count, pinned=agent in pinned, probability=probability, due_s=due_s)
             )
@@ -126,6 +127,7 @@ class Forecaster:
         steps: float | None,
         ahead: NextUse | None,
         lengths: _StepLengths,
+        alive: Callable[[], float],
         now_s: float,
     ) -> tuple[float, float]:
         """Probability and time of the next use of a context that no request uses now."""
@@ -144,7 +146,7 @@ class Forecaster:
                 probability, due_s = again, max(expected)
             return probability, round(due_s, 2)
         if _is_declared(workflow, agent):
-            later *= self._alive(workflow, now_s)
+            later *= alive()
         elif context is not None and context.turns:
             later, due_s = self._return(workflow, agent, context, now_s)
             if ahead is None or ahead.steps is None:
@@ -152,18 +154,9 @@ class Forecaster:
         if ahead is None:  # only the graph's earliest step is known, or nothing at all
             later = 1.0 if steps is not None else 0.0
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
-            return later, now_s + (steps or 0.0) * self._step_s(workflow, agent)
-        forecast = next_use(
-            again=later,
-            ahead=StepsAhead(
-                probability=later,
-                steps=ahead.steps,
-                left_s=self._step_left_s(workflow, agent, now_s),
-                step_s=lengths.before_s(agent),
-                spread_s=self.pace.spread_s(workflow.workflow_type, agent),
-            ),
-        )
-        return forecast.probability, round(now_s + forecast.mean_s, 1)
+            return later, round(now_s + (steps or 0.0) * self._turn_s(workflow, agent), 1)
+        left_s = self._step_left_s(workflow, agent, now_s)
+        return later, round(now_s + mean_ahead_s(ahead.steps, left_s, lengths.before_s(agent)), 1)
 
     def _after(
         self,
@@ -243,6 +236,11 @@ class Forecaster:
             likely = max(likely, self._durations(workflow, wait).longer_than(max(0.0, now_s - wait.started_s)))
         return still_alive(1 - _DIES, likely)
 
+    def _turn_s(self, workflow: Workflow, agent: str) -> float:
+        """From the beginning of an agent's step to that of the next one."""
+        between_s = self.between.step_s(workflow.workflow_id, workflow.workflow_type, agent)
+        return self._step_s(workflow, agent) + between_s
+
     def _step_s(self, workflow: Workflow, agent: str) -> float:
         return self.pace.step_s(workflow.workflow_id, workflow.workflow_type, agent)
 
@@ -252,12 +250,12 @@ class _StepLengths:
 
     Args:
         ahead: who may run next.
-        step_s: how long an agent's steps are.
+        turn_s: how long it is from an agent's step to the next one.
     """
 
-    def __init__(self, ahead: Mapping[str, NextUse], step_s: Callable[[str], float]) -> None:
-        self._step_s = step_s
-        self._weighted = {agent: (use.probability, use.probability * step_s(agent)) for agent, use in ahead.items()}
+    def __init__(self, ahead: Mapping[str, NextUse], turn_s: Callable[[str], float]) -> None:
+        self._turn_s = turn_s
+        self._weighted = {agent: (use.probability, use.probability * turn_s(agent)) for agent, use in ahead.items()}
         self._weighted.pop(END, None)
         self._total = sum(weight for weight, _ in self._weighted.values())
         self._total_s = sum(seconds for _, seconds in self._weighted.values())
@@ -266,7 +264,7 @@ class _StepLengths:
         """Mean length; that of the agent's own if there are no others. Cost: O(1)."""
         own, own_s = self._weighted.get(agent, (0.0, 0.0))
         others = self._total - own
-        return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._step_s(agent)
+        return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._turn_s(agent)
 
 
 def _is_declared(workflow: Workflow, agent: str) -> bool:

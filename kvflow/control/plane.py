@@ -21,7 +21,8 @@ from kvflow.hints import VERBS, DecodedFact, Fact, FeedbackFact, Outcome, Status
 from kvflow.hints.models import FACT_MODELS, SEGMENTS_TYPE
 from kvflow.predict import WorkflowUpdate
 
-_LEAST_REVISIT_S = 0.25
+_LEAST_REVISIT_S, _REVISIT_SHARE = 0.25, 0.1
+"""Least time between two predictions of a workflow of which nothing is heard, and as a share of the silence so far."""
 _UNLIKELY = 0.02
 """Nobody says that an inferred workflow has ended: it has if it comes back no likelier than this."""
 
@@ -170,6 +171,7 @@ class ControlPlane:
         known_step, over_s = workflow.latest, workflow.ended_s
         step_id, answered = workflow.start(fact.agent, fact.step_id)
         workflow.began(fact.agent, step_id, self._clock())
+        workflow.final = (fact.agent, step_id) if fact.final else workflow.final
         if asks:
             intake.asked.append(self._ask(workflow, fact.agent))
         self.forecaster.tools_ended(workflow, answered, self._clock())
@@ -221,7 +223,7 @@ class ControlPlane:
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.end(workflow.workflow_id, fact.agent, step_id)
-        if fact.final:
+        if fact.final or workflow.final == (fact.agent, step_id):
             self._retire(workflow)
         else:
             self._change(workflow, intake)
@@ -309,7 +311,7 @@ class ControlPlane:
             workflow_type=workflow.workflow_type,
             claims=self.forecaster.claims(workflow, steps, now_s),
         )
-        workflow.revisit_s = _revisit_s(update, now_s)
+        workflow.revisit_s = _revisit_s(update, now_s, silent_s=now_s - workflow.last_seen_s)
         if update != workflow.sent:
             workflow.sent = update
             self._untold.append(update)
@@ -350,7 +352,7 @@ def _unlikely(update: WorkflowUpdate | None) -> bool:
     return all(claim.since_s is None and claim.probability < _UNLIKELY for claim in claims) and bool(claims)
 
 
-def _revisit_s(update: WorkflowUpdate, now_s: float) -> float:
+def _revisit_s(update: WorkflowUpdate, now_s: float, silent_s: float) -> float:
     """When to look again: as soon as something is overdue, because what is late is expected later still."""
     due_s = [claim.due_s for claim in update.claims if claim.due_s is not None]
-    return max(min(due_s), now_s + _LEAST_REVISIT_S) if due_s else math.inf
+    return max(min(due_s), now_s + max(_LEAST_REVISIT_S, _REVISIT_SHARE * silent_s)) if due_s else math.inf

@@ -40,7 +40,7 @@ class WorkflowTable:
         workflow = Workflow(
             workflow_id=fact.workflow_id,
             workflow_type=fact.workflow_type,
-            parent_id=None if fact.parent_workflow_id == fact.workflow_id else fact.parent_workflow_id,
+            parent_id=None if self._is_above(fact.workflow_id, fact.parent_workflow_id) else fact.parent_workflow_id,
             last_seen_s=now_s,
             children=self._children.setdefault(fact.workflow_id, set()),
         )
@@ -73,6 +73,11 @@ class WorkflowTable:
         """Whose a live workflow is, as its program or else itself says; empty if neither does."""
         known = (self.get(each) for each in (self.program_of(workflow_id), workflow_id))
         return next((workflow.tenant for workflow in known if workflow is not None and workflow.tenant), "")
+
+    def _is_above(self, workflow_id: str, parent_id: str | None) -> bool:
+        """Whether a workflow would be part of itself if it were part of another one."""
+        above = self._with_parents(parent_id) if parent_id else ()
+        return parent_id == workflow_id or any(each.parent_id == workflow_id for each in above)
 
     def _with_parents(self, workflow_id: str) -> Iterator[Workflow]:
         """A workflow, and those it is part of, as far as they live; each once."""

@@ -62,6 +62,7 @@ class Thread:
         began: end of its first prompt.
         ends: of its prompts, the latest last.
         marks: further names by which it is known.
+        brought: names it began with the last time, which may be examples' that others begin with, too.
         asking: requests under way.
         over: its workflow has ended, as far as anybody knows.
         read: fingerprints of its prompts, the latest last.
@@ -77,6 +78,7 @@ class Thread:
     began: End | None = None
     ends: list[End] = field(default_factory=list)
     marks: set[Mark] = field(default_factory=set)
+    brought: set[Mark] = field(default_factory=set)
     asking: int = 0
     over: bool = False
     read: array[int] = field(default_factory=lambda: array("q"))

@@ -55,7 +55,7 @@ class Threads:
         self._endings: OrderedDict[tuple[str, str], list[tuple[int, ...]]] = OrderedDict()
         self._grow_on: OrderedDict[str, None] = OrderedDict()
         self._by_end: defaultdict[tuple[int, tuple[int, ...]], list[tuple[Thread, End]]] = defaultdict(list)
-        self._by_mark: dict[Mark, Thread] = {}
+        self._by_mark: defaultdict[Mark, set[Thread]] = defaultdict(set)
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -93,6 +93,7 @@ class Threads:
         else:
             new = self._marks(prompt, gram)
             thread = self._next(f"{chain[0]:016x}", new, namespace, gram)
+            thread.brought = named
         thread.read.extend(new)
         del thread.read[:-_MAX_READ]
         self._threads.move_to_end((thread.workflow_id, thread.agent))
@@ -156,7 +157,8 @@ class Threads:
                         continue
                     if end.continued_by(following, len(prompt), template):
                         return thread
-        named = {self._by_mark[mark] for mark in marks if mark in self._by_mark}
+        known = [self._by_mark[mark] for mark in marks if mark in self._by_mark]
+        named = {thread for threads in known if len(threads) == 1 for thread in threads}
         return next((thread for thread in named if len(named) == 1 and not thread.asking), None)
 
     def _next(self, kind: str, marks: Sequence[int], namespace: str, gram: int) -> Thread:
@@ -204,8 +206,9 @@ class Threads:
         thread.began = thread.began or end
         while len(thread.ends) > _MAX_ENDS:
             self._drop(thread, thread.ends.pop(0))
+        marks = marks - thread.brought
         for mark in marks:
-            self._by_mark[mark] = thread
+            self._by_mark[mark].add(thread)
         for mark in thread.marks - marks:
             self._unmark(thread, mark)
         thread.marks = marks
@@ -227,5 +230,7 @@ class Threads:
             del self._by_end[end.key]
 
     def _unmark(self, thread: Thread, mark: Mark) -> None:
-        if self._by_mark.get(mark) is thread:
+        threads = self._by_mark[mark]
+        threads.discard(thread)
+        if not threads:
             del self._by_mark[mark]

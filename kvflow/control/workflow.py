@@ -65,6 +65,7 @@ class Workflow:
         agents: steps taken per agent.
         latest: (agent, step id) that started last.
         ended_s: when that step ended; None while it is under way.
+        final: (agent, step id) that is the last one, as told when it started.
     """
 
     workflow_id: str
@@ -77,6 +78,7 @@ class Workflow:
     agents: dict[str, int] = field(default_factory=dict)
     latest: tuple[str, str] | None = None
     ended_s: float | None = None
+    final: tuple[str, str] | None = None
     pins: dict[tuple[str, str], float] = field(default_factory=dict)
     children: set[str] = field(default_factory=set)
     contexts: dict[str, Context] = field(default_factory=dict)

@@ -21,7 +21,7 @@ MAX_STATES = 256
 paper."""
 _MOVES_PER_STATE = 16
 _NODES_PER_MOVE = 32
-"""Looked at, for each join that waits, in about the time of a move."""
+"""Looked at, for each join that waits, in about the time of a move, as are so many edges."""
 _NEGLIGIBLE = 1e-9
 _MEMO_ENTRIES = 256
 
@@ -63,9 +63,8 @@ def expected_steps(
     what reaches it; agents that run beside it go on. For an active agent the next use is the one after the current.
 
     Without branches this agrees with ``steps_until_next``. When more than ``max_states`` states can be reached, or
-    it takes more than 16 moves per allowed state to follow them all (more is charged for where joins wait in large
-    graphs), it *is* ``steps_until_next``, with probability 1
-    for what can be reached within the horizon.
+    it takes more than 16 moves per allowed state to follow them all (those of large graphs count for more), it *is*
+    ``steps_until_next``, with probability 1 for what can be reached within the horizon.
 
     Args:
         graph: the workflow's graph; not modified.
@@ -207,6 +206,7 @@ class _Chain:
     def _land(self, arrived: Arrived, edges: list[_Edge]) -> State:
         """Deliver edges to their targets and start what is due."""
         flow = self._flow
+        self._spend(len(edges) // _NODES_PER_MOVE)
         inputs = dict(arrived)
         active = 0
         for u, v in edges:

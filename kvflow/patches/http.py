@@ -123,7 +123,7 @@ async def hints(request: Request) -> Any:
 
 @router.get("/graphs")
 async def graphs() -> Any:
-    """Workflow types with a graph."""
+    """Workflow types of which something is known."""
     return {"types": _front().plane.graphs.types()}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from kvflow import config
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
@@ -33,7 +35,7 @@ def admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
     prompt = _prompt(obj)
     if prompt is None:
         return
-    namespace = json.dumps([getattr(obj, name, None) for name in ("extra_key", "cache_salt", "lora_path")], default=str)
+    namespace = _digest([getattr(obj, name, None) for name in ("extra_key", "cache_salt", "lora_path")])
     kind, marks = getattr(obj, "_kvflow_marks", ("", ()))
     gram = _GRAM_CHARACTERS if obj.input_ids is None else _GRAM_TOKENS
     admission = front.infer(prompt, namespace, kind, marks, gram)
@@ -76,9 +78,14 @@ def mark(adapted: Any, request: Any) -> None:
         messages = [plain(message.model_dump(exclude_none=True)) for message in request.messages]
         fixed = [message.get("content") for message in messages if message.get("role") in _FIXED_ROLES]
         marks = [message["tool_call_id"] for message in messages if message.get("tool_call_id")]
-        adapted._kvflow_marks = (json.dumps(fixed, default=str), marks)
+        adapted._kvflow_marks = (_digest(fixed), marks)
     except Exception:
         note("reading messages")
+
+
+def _digest(told: Any) -> str:
+    """What stands for a text that may be long, and is remembered: 32 hexadecimal digits."""
+    return xxh3_128_hexdigest(json.dumps(told, default=str).encode())
 
 
 def _prompt(obj: Any) -> Sequence[int] | None:

@@ -135,6 +135,17 @@ def next_use(
     raise ValueError("one of tools, ahead and pause is needed")
 
 
+def mean_ahead_s(steps: float, left_s: float, turn_s: float) -> float:
+    """Return E[R] of an agent that runs after others, at least 1 ms.
+
+    Args:
+        steps: mean number of steps until it does, 1 if it follows the one under way.
+        left_s: mean time until the step under way ends.
+        turn_s: mean time from the start of a further step to that of the next one.
+    """
+    return max(_LEAST_S, left_s + max(0.0, steps - 1) * turn_s)
+
+
 def still_alive(again: float, silence: float) -> float:
     """Return the probability that a context is used again, after a silence of which ``silence`` was the chance.
 
@@ -186,8 +197,8 @@ def _after_steps(ahead: StepsAhead, again: float) -> NextUseForecast:
     if not 0 <= probability <= 1:
         raise ValueError(f"probability must be between 0 and 1, got {probability}")
     further = max(0.0, _checked(ahead.steps) - 1)
-    left_s = _checked(ahead.left_s)
-    mean_s = max(_LEAST_S, left_s + further * (_checked(ahead.step_s) + _checked(ahead.between_s)))
+    left_s, turn_s = _checked(ahead.left_s), _checked(ahead.step_s) + _checked(ahead.between_s)
+    mean_s = mean_ahead_s(ahead.steps, left_s, turn_s)
     variance = left_s**2 + further * _checked(ahead.spread_s) ** 2
     sigma2 = math.log1p(variance / mean_s**2)
     middle_s, sigma = mean_s * math.exp(-sigma2 / 2), math.sqrt(sigma2)

@@ -10,7 +10,7 @@ from kvflow.config import Settings
 from kvflow.control import ControlPlane
 from kvflow.graph import END, AgentStepGraph, to_dict
 from kvflow.hints import DecodedFact, StepFact, ToolFact
-from kvflow.predict import ClaimPrediction
+from kvflow.predict import ClaimPrediction, DurationModel
 
 
 class Clock:
@@ -214,6 +214,45 @@ def test_a_long_step_delays_what_follows_it_and_not_itself(driver: Driver) -> No
     driver.ask("w", agent="a")
     assert driver.left_s("w", "b") < 5
     assert driver.left_s("w", "c") > 20
+
+
+def test_what_lies_between_steps_delays_what_comes_later(driver: Driver) -> None:
+    graph = AgentStepGraph("t").chain("START", "a", "b", "c", "d", "END")
+    driver.plane.graphs.declare("t", to_dict(graph))
+    for index in range(20):
+        for agent in "abcd":
+            play(driver, f"old{index}", (agent, 1.0))
+            driver.clock.now_s += 10.0
+        driver.end(f"old{index}")
+    driver.ask("w", agent="a")
+    assert driver.left_s("w", "b") == pytest.approx(1.0, abs=1.0)
+    assert driver.left_s("w", "d") == pytest.approx(1.0 + 2 * 11.0, abs=3.0)
+
+
+def test_whether_there_are_tools_is_asked_once_a_prediction(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    original = DurationModel.of
+    agents = [f"a{n}" for n in range(30)]
+    driver.plane.graphs.declare("t", to_dict(AgentStepGraph("t").chain("START", "coder", *agents, "END")))
+    driver.ask("w")
+    driver.answer("w")
+    monkeypatch.setattr(DurationModel, "of", lambda *args, **more: asked.append(args) or original(*args, **more))
+    for call in range(20):
+        driver.tool("w", "start", call_id=str(call))
+    assert len(asked) < 20 * 20 * 5, "and not once for every agent"
+
+
+def test_what_an_agent_did_before_says_nothing_of_the_request_it_makes_now(driver: Driver) -> None:
+    for index in range(30):
+        for _ in range(3):
+            driver.turn(f"old{index}", tool_s=1.0)
+        driver.ask(f"old{index}")
+        driver.answer(f"old{index}")
+        driver.end(f"old{index}")
+    for _ in range(3):
+        driver.turn("w", tool_s=1.0)
+    driver.ask("w")
+    assert driver.claims["w"]["coder"].probability < 0.3, "the fourth is the last one, though a tool came before it"
 
 
 def test_what_follows_a_step_that_has_ended_is_due_now(driver: Driver) -> None:

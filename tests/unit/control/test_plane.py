@@ -124,6 +124,14 @@ def test_a_final_step_retires_when_it_ends(plane: ControlPlane) -> None:
     assert updates[-1].retired
 
 
+def test_a_named_step_that_began_as_the_final_one_ends_the_workflow(plane: ControlPlane) -> None:
+    ask(plane, "write", step_id="7", final=True)
+    plane.answered("w", "write")
+    ask(plane, "code", step_id="8")
+    assert not take(plane, step("code", event="end", step_id="8"))[1][-1].retired
+    assert take(plane, step("write", event="end", step_id="7"))[1][-1].retired
+
+
 def test_late_facts_do_not_revive_an_ended_workflow(plane: ControlPlane) -> None:
     outcomes, updates = take(plane, step("code", event="end"), tool("start"), tool("end"))
     assert {outcome.status for outcome in outcomes} == {Status.MISSING}
@@ -138,7 +146,7 @@ def test_a_program_is_the_workflow_at_the_root_of_its_sub_workflows(plane: Contr
     take(plane, step("a", "one", parent_workflow_id="other"), step("b", "other", parent_workflow_id="one"))
     assert plane.program_of("grandchild") == plane.program_of("root") == "root"
     assert plane.program_of("unheard of") == "unheard of"
-    assert plane.program_of("one") in ("one", "other")  # parents of each other: any answer, but one
+    assert plane.program_of("one") == plane.program_of("other") == "other"
 
 
 def test_an_idle_workflow_is_taken_for_dead_but_a_living_child_keeps_its_parent(
@@ -328,6 +336,28 @@ def test_a_workflow_that_calls_itself_its_parent_has_none(plane: ControlPlane, c
     clock.now_s += 10 * plane._settings.intake.workflow_idle_s
     plane.expire()
     assert len(plane) == 0
+
+
+def test_workflows_that_call_each_other_their_parent_expire(plane: ControlPlane, clock: Clock) -> None:
+    for name, parent in ("a", "b"), ("b", "c"), ("c", "a"):
+        take(plane, step("plan", name, parent_workflow_id=parent))
+    for _ in range(3):
+        clock.now_s += 10 * plane._settings.intake.workflow_idle_s
+        plane.expire()
+    assert len(plane) == 0
+    assert plane._workflows._children == {}
+
+
+def test_a_silent_workflow_is_predicted_ever_more_rarely(plane: ControlPlane, clock: Clock) -> None:
+    take(plane, *(step("plan", f"w{n}") for n in range(3)), step("test", "w0"))
+    sent = []
+    for _ in range(3):
+        count = 0
+        for _ in range(400):
+            clock.now_s += 0.25
+            count += len(plane.expire())
+        sent.append(count)
+    assert sent[2] < sent[1] < 3 * 30, "two a workflow and second, otherwise"
 
 
 def test_actions_that_nobody_knows_are_counted_together(plane: ControlPlane) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ class Client:
         assert found is not None
         return found
 
-    def ask(self, prompt: list[int], **more: str) -> str:
+    def ask(self, prompt: list[int], **more: Any) -> str:
         found = self.asks(prompt, **more)
         self.threads.answered(found.workflow_id, found.agent)
         return found.workflow_id
@@ -158,8 +159,10 @@ def test_a_context_whose_end_was_cut_off_goes_on() -> None:
 
 def test_the_result_of_a_tool_call_names_its_context_whatever_became_of_the_rest() -> None:
     client = Client()
-    first = client.asks(SYSTEM + text(200), marks=("call 1",))
+    prompt = SYSTEM + text(200)
+    first = client.asks(prompt)
     client.threads.answered(first.workflow_id, first.agent)
+    client.ask(prompt + text(100), marks=("call 1",))
     summary = client.asks(text(400), marks=("call 1", "call 2"))
     assert summary.workflow_id == first.workflow_id
     client.threads.answered(first.workflow_id, first.agent)
@@ -180,6 +183,21 @@ def test_ids_of_tool_calls_that_come_again_in_other_conversations_name_nobody() 
     assert other.workflow_id not in known
 
 
+def test_examples_that_every_conversation_begins_with_name_nobody() -> None:
+    client = Client()
+    known = [client.ask(text(90) + SYSTEM, marks=("call_1",)) for _ in range(5)]
+    assert len(set(known)) == 5
+
+
+def test_what_two_conversations_bring_later_names_neither() -> None:
+    client = Client()
+    prompts = [SYSTEM + text(200) for _ in range(2)]
+    known = [client.ask(prompt) for prompt in prompts]
+    for prompt in prompts:
+        client.ask(prompt + text(100), marks=("functions.search:0",))
+    assert client.ask(text(400), marks=("functions.search:0",)) not in known
+
+
 def test_namespaces_and_agents_are_kept_apart() -> None:
     client = Client()
     prompt = SYSTEM + text(50)
@@ -196,15 +214,16 @@ def test_prompts_of_a_few_words_are_left_alone() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     client = Client(most=10)
     prompts = [text(200) for _ in range(50)]
-    known = [client.asks(prompt, marks=(f"call {n}",)).workflow_id for n, prompt in enumerate(prompts)]
-    for workflow_id in known:
-        client.threads.answered(workflow_id, AGENT)
-    assert len(client.threads) == 10
-    assert len(client.threads._by_end) == len(client.threads._by_mark) == 10
+    known = [client.ask(prompt) for prompt in prompts]
+    assert len(client.threads) == len(client.threads._by_end) == 10
     assert client.ask(prompts[-1] + text(80)) == known[-1]
     assert client.ask(prompts[0] + text(80)) != known[0]
+    for n, prompt in enumerate(prompts):
+        client.ask(prompt)
+        client.ask(prompt + text(80), marks=(f"call {n}",))
+    assert len(client.threads._by_mark) == 10
     long = text(100)
     for _ in range(300):
         long += text(70)
         client.ask(long)
-    assert len(client.threads._by_end) <= 10 + 64
+    assert len(client.threads._by_end) <= 2 * 10 + 64

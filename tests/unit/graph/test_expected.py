@@ -90,6 +90,22 @@ def test_joins_that_wait_in_a_large_graph_are_paid_for():
     assert found["join 7"].probability == 1
 
 
+def test_edges_of_a_large_graph_are_paid_for():
+    """Eleven alternatives at once among thousands of edges that are taken for certain."""
+    agents = [f"a{n}" for n in range(250)]
+    graph = AgentStepGraph("wide")
+    for n, agent in enumerate(agents):
+        graph.edge("START", agent)
+        for other in range(1, 16):
+            graph.edge(agent, agents[(n + other) % 250])
+        if n < 11:
+            graph.edge(agent, agents[(n + 100) % 250], probability=0.5)
+        graph.edge(agent, "END")
+    began_s = time.process_time()
+    expected_steps(graph, ["START"])
+    assert time.process_time() - began_s < 2.0
+
+
 def test_a_small_limit_of_states_is_kept():
     graph = AgentStepGraph().chain(START, *"abcdef").edge("f", "a", probability=0.5)
     assert expected_steps(graph, {"a"})["a"].probability == 0.5
