@@ -17,6 +17,8 @@ from kvflow.replay.server import Engine
 from kvflow.sim.workload import Workload, parse_size
 
 DEVICE_SIZE, HOST_SIZE = "33%", "67%"
+LINK_BYTES_S = 4.9e7
+"""Of the CPU engine: loading 2,048 tokens takes it as long as decoding 32, KVFlow's ratio."""
 PAGE_TOKENS = 16
 LEAST_DEVICE_TOKENS = 1024
 """SGLang wants room for more than one short request."""
@@ -33,7 +35,7 @@ class Asked:
     flags: str
     device_tokens: str | None
     host_tokens: str | None
-    link: float
+    link: float | None
     page_tokens: int | None
     prompts: str
     tokenizer: str | None
@@ -81,6 +83,8 @@ def _check_options(asked: Asked, found: bool) -> None:
     idle = [option for option, value in given.items() if value is not None]
     if found and idle:
         raise ConfigError(f"{', '.join(idle)}: no server is launched, all arms have a URL")
+    if asked.link is not None and (found or asked.launch is not None or asked.profile != "cpu"):
+        raise ConfigError("--link is of the CPU engine's pretended link: leave it out, or use --profile cpu")
     if asked.launch is not None and asked.flags:
         raise ConfigError("--flags are of the profiles' servers: give all flags in --launch")
     for option, flags in (("--launch", asked.launch or ""), ("--flags", asked.flags)):
@@ -106,11 +110,12 @@ def _sizes(plan: Plan, workload: Workload, asked: Asked) -> Sizes:
     longest = longest_request(replace(plan.load, programs=None).drawn(workload, plan.seed))
     # A request that does not fit alone would be refused; one that fits barely would wait for all others.
     tokens = max(parse_size(device).resolve(live), longest + longest // 4 + 2 * multiple, LEAST_DEVICE_TOKENS)
+    pretends = asked.launch is None and asked.profile == "cpu"
     return Sizes(
         device_tokens=-(-tokens // multiple) * multiple,
         host_tokens=None if host is None else parse_size(host).resolve(live),
         page_tokens=page,
-        link_bytes_s=asked.link if asked.launch is None and asked.profile == "cpu" else 0.0,
+        link_bytes_s=(LINK_BYTES_S if asked.link is None else asked.link) if pretends else 0.0,
     )
 
 
@@ -161,6 +166,8 @@ def _chat(asked: Asked, engine: Engine | None) -> str | None:
     if asked.prompts not in ("ids", "chat"):
         raise ConfigError(f"--prompts is {asked.prompts!r}: give ids or chat")
     if asked.prompts == "ids":
+        if asked.tokenizer is not None:
+            raise ConfigError("--tokenizer is for --prompts chat: give that, too, or leave it out")
         return None
     model = asked.tokenizer or (engine.model if engine else None)
     if model is None:

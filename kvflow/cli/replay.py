@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 FILE_WIDTH = 200
 """Characters of a line that goes to a file: nothing is cut off there."""
-LINK_BYTES_S = 4.9e7
-"""Of the CPU engine: loading 2,048 tokens takes it as long as decoding 32, KVFlow's ratio."""
 
 
 def replay(
@@ -56,9 +54,9 @@ def replay(
     host_tokens: Annotated[
         str | None, typer.Option(help="Host tier, likewise; none for no host tier. Profiles: 67%.")
     ] = None,
-    link: Annotated[float, typer.Option(min=0, help="Bytes per second of the CPU engine's link; 0: no limit.")] = (
-        LINK_BYTES_S
-    ),
+    link: Annotated[
+        float | None, typer.Option(min=0, help="Bytes per second of the CPU engine's link; 0: no limit. Default 4.9e7.")
+    ] = None,
     page_tokens: Annotated[
         int | None, typer.Option(min=1, help="SGLang's page size. Profiles: 16; others are asked for theirs.")
     ] = None,

@@ -18,6 +18,7 @@ class Steps:
     workflow_id: str
     workflow_type: str
     parent_id: str | None = None
+    tenant: str | None = None
     agent: str | None = None
     count: int = 0
 
@@ -53,6 +54,7 @@ class Steps:
             workflow_id=self.workflow_id,
             workflow_type=self.workflow_type,
             parent_workflow_id=self.parent_id,
+            tenant=self.tenant,
             agent=agent,
             step_id=f"{self.count}:{agent}",
             event=event,

@@ -159,12 +159,13 @@ class _Run:
     def _steps(self, thread: str) -> Steps:
         """A thread of its own is a workflow below the program's, of a type named after its first agent."""
         workflow_type = self._program.start.type[:MAX_NAME]
+        tenant = (self._program.start.tenant or "")[:MAX_NAME] or None
         if thread == MAIN_THREAD:
-            return Steps(self._workflow_id, workflow_type)
+            return Steps(self._workflow_id, workflow_type, tenant=tenant)
         calls = (event for event in self._program.threads[thread] if isinstance(event, LLMCall))
         agent = next((call.agent for call in calls), thread)
         child_id = f"{self._workflow_id[: MAX_IDENTIFIER // 2]}/{thread}"[:MAX_IDENTIFIER]
-        return Steps(child_id, f"{workflow_type}/{agent}"[:MAX_NAME], self._workflow_id)
+        return Steps(child_id, f"{workflow_type}/{agent}"[:MAX_NAME], self._workflow_id, tenant)
 
     def _tool_starts(self, event: ToolStart, end: ToolEnd | None, thread: _Thread) -> None:
         start_s = max(thread.due_s, self._connection.now_s())

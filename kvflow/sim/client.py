@@ -97,7 +97,7 @@ class Clients:
         events = run.program.threads.get(name, [])
         thread = self._describe(run, name, workflow_id, workflow_type)
         parent_id = None if workflow_id == run.workflow_id else run.workflow_id
-        step = _Step(workflow_id, workflow_type, parent_id)
+        step = _Step(workflow_id, workflow_type, parent_id, run.program.start.tenant)
         tools: dict[str, ToolStart] = {}
         waited_s: float | None = None  # when what its latest events waited for was over
         for position, event in enumerate(events):
@@ -175,6 +175,7 @@ class Clients:
             agent=call.agent[:_NAME_CHARS],
             fixed_tokens=call.fixed_tokens,
             program_id=run.workflow_id,
+            tenant=step.tenant or "",
         )
         self._say(*step.riding(), *step.enter(call.agent[:_NAME_CHARS]), with_request=True)
         self._brain.reach(thread, asking=True)
@@ -232,6 +233,7 @@ class _Step:
     workflow_id: str
     workflow_type: str
     parent_id: str | None
+    tenant: str | None
     agent: str | None = None
     count: int = 0
     ended: list[Fact] = field(default_factory=list)
@@ -274,7 +276,7 @@ class _Step:
             parent_workflow_id=self.parent_id,
             tools=[],
             final=False,
-            tenant=None,
+            tenant=self.tenant,
             fixed_prompt_tokens=None,
             fixed_prompt_messages=None,
         )

@@ -93,12 +93,12 @@ class Measurements(_Record):
         """
         try:
             return cls.model_validate(json.loads(path.read_text()))
-        except (OSError, json.JSONDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 import simpy
 from simpy.events import ProcessGenerator
@@ -116,20 +117,21 @@ class Memory:
         return self.link_free_s
 
     def fetch(self, node: Node) -> ProcessGenerator:
-        """Bring what only storage has of a prompt to the host (SimPy process); does nothing if all is there."""
+        """Bring what only storage has of a prompt to the host (SimPy process); does nothing if there is nothing."""
         missing: list[Node] = []
         current = node
         while current.parent is not None and not current.on_device and not current.on_host:
             missing.append(current)
             current = current.parent
-        tokens = sum(len(one.key) for one in missing)
+        stored = list(takewhile(lambda one: one.on_storage, reversed(missing)))
+        tokens = sum(len(one.key) for one in stored)
         if not tokens:
             return
         now_s = self._env.now
         self.storage_free_s = max(self.storage_free_s, now_s) + tokens * self._profile.storage_token_s
         yield self._env.timeout(self.storage_free_s - now_s)
         self.stored_tokens += tokens
-        for one in reversed(missing):
+        for one in stored:
             if not one.alive or one.on_host or one.on_device:
                 continue
             one.host_locks += 1

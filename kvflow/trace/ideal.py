@@ -53,7 +53,7 @@ class IdealCache:
         self._ends.pop(workflow, None)
 
     def _up_to(self, node: _Node, tokens: int) -> _Node:
-        below = node
+        below, tokens = node, min(tokens, node.tokens)
         while node.above is not None and node.tokens > tokens:
             below, node = node, node.above
         return node if node.tokens >= tokens else self._split(node, below, tokens - node.tokens)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvflow.errors import TraceError
 from kvflow.trace.program import Program
-from kvflow.trace.schema import LLMCall, ThreadEvent
+from kvflow.trace.schema import BLOCKS, LLMCall, ThreadEvent
 
 
 def repeated(programs: Sequence[Program], times: int) -> list[Program]:
@@ -20,13 +20,16 @@ def repeated(programs: Sequence[Program], times: int) -> list[Program]:
         times: at least 1, which gives the programs as they are.
 
     Raises:
-        TraceError: ``times`` is less.
+        TraceError: ``times`` is less, or it is more and texts are known by their blocks only, which do not say where
+            what tasks have in common ends.
 
     Cost: O(events) per repetition.
     """
     if times < 1:
         raise TraceError(f"programs can be played once or more, not {times} times")
     common = _common(programs)
+    if times > 1 and any(content.startswith(BLOCKS) for content in common):
+        raise TraceError("programs of a trace of block hashes can be played only once: leave --repeat out")
     return [*programs, *(_anew(program, number, common) for number in range(1, times) for program in programs)]
 
 

@@ -21,6 +21,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeF
 
 SCHEMA_VERSION = 1
 MAIN_THREAD = "main"
+BLOCKS = "blocks:"
+"""What names of contents begin with that have all texts of a source in them, of which hashes of blocks are known."""
 
 
 class Piece(NamedTuple):

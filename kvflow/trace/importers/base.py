@@ -33,7 +33,8 @@ class Importer(ABC):
 
     def __init__(self, sample: Sequence[Json], path: Path) -> None:
         self.names = Names()
-        self._source = next((str(row["source"]) for row in sample if row.get("source")), self.format)
+        source = next((str(row["source"]) for row in sample if row.get("source")), self.format)
+        self._source = source.encode("utf-8", "replace").decode()
 
     @classmethod
     @abstractmethod

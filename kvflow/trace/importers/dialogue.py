@@ -48,7 +48,7 @@ class DialogueImporter(Importer):
         calls = row.get("llm_calls")
         if not isinstance(calls, list) or "messages" not in row:
             return False
-        return bool(calls) and all(isinstance(call, dict) and call.get("th") in _ROLES for call in calls)
+        return bool(calls) and all(isinstance(call, dict) and call.get("th") in tuple(_ROLES) for call in calls)
 
     def events(self, row: str) -> Sequence[Event]:
         """Events of one session."""

@@ -28,16 +28,18 @@ from pydantic import Field
 
 from kvflow.trace.importers.base import Clock, Importer, Json, Row, Tokens, digest, since
 from kvflow.trace.importers.runs import Runs
-from kvflow.trace.schema import Event, LLMCall, Piece, Prompt, WorkflowEnd, WorkflowStart
+from kvflow.trace.schema import BLOCKS, Event, LLMCall, Piece, Prompt, WorkflowEnd, WorkflowStart
 
 BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024)
 IDLE_S = 3600.0
 LEAST_BLOCKS = 2
+MOST_TOKENS = 10**8
+"""Of a prompt; more is a mistake."""
 
 
 class _Request(Row):
     timestamp: Clock
-    input_length: Annotated[int, Field(ge=1)]
+    input_length: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
     output_length: Tokens
     hash_ids: list[Tokens | str]
     block_size: Annotated[int, Field(ge=1)] | None = None
@@ -67,7 +69,7 @@ class HashImporter(Importer):
 
     def __init__(self, sample: Sequence[Json], path: Path) -> None:
         super().__init__(sample, path)
-        self._content = f"blocks:{digest(str(sample[:1]))}"
+        self._content = f"{BLOCKS}{digest(str(sample[:1]))}"
         self._block_tokens = _block_tokens(sample)
         self._started_count = 0
         self._live: dict[str, _Conversation] = {}  # idle for longest first

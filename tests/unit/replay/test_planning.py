@@ -21,7 +21,7 @@ NONE: dict[str, Any] = {
     "flags": "",
     "device_tokens": None,
     "host_tokens": None,
-    "link": 0.0,
+    "link": None,
     "page_tokens": None,
     "prompts": "ids",
     "tokenizer": None,
@@ -92,6 +92,9 @@ def test_the_users_flags_decide_what_is_not_given(tmp_path: Path) -> None:
     [
         ((), "http://here", {"launch": LAUNCH}, "--launch: no server is launched"),
         ((), "http://here", {"flags": "--tp 2", "device_tokens": "1k"}, "--flags, --device-tokens: no server is"),
+        ((), None, {"launch": LAUNCH, "link": 0.0}, "--link is of the CPU engine's pretended link"),
+        ((), None, {"profile": "gpu", "link": 1e9}, "--link is of the CPU engine's pretended link"),
+        ((), None, {"tokenizer": "m"}, "--tokenizer is for --prompts chat"),
         ((), None, {"launch": LAUNCH, "flags": "--tp 2"}, "give all flags in --launch"),
         ((), None, {"launch": f"{LAUNCH} --enable-kvflow"}, "--launch has --enable-kvflow.*leave it to the arms"),
         ((), None, {"flags": "--enable-kvflow"}, "--flags has --enable-kvflow"),

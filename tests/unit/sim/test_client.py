@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from kvflow.sim import Waits, load_profile
+from kvflow.engine import PromptClaim
+from kvflow.sim import Waits, client, load_profile
 from kvflow.sim.context import Context
 from kvflow.sim.run import SimResult, SimSettings, simulate
 from kvflow.sim.tree import Node, RadixTree
@@ -89,6 +91,20 @@ def test_threads_that_nobody_joins_end_before_their_program() -> None:
     program = Program(start=WorkflowStart(workflow="w", type="t"), threads=threads, ended=True)
     result = simulate([program], load_profile("h200"), SimSettings(policy="cost", device_tokens=100_000, concurrency=1))
     assert (result.calls, result.workflows) == (2, 1)
+
+
+def test_tenants_of_a_trace_are_told_to_the_brain(monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants = []
+
+    def claim(**fields: Any) -> PromptClaim:
+        tenants.append(fields["tenant"])
+        return PromptClaim(**fields)
+
+    monkeypatch.setattr(client, "PromptClaim", claim)
+    start = WorkflowStart(workflow="w", type="t", tenant="acme")
+    program = Program(start=start, threads={"main": [call("1", [("task", PAGE)])]}, ended=True)
+    simulate([program], load_profile("h200"), SimSettings(policy="cost", device_tokens=100_000, concurrency=1))
+    assert tenants == ["acme"]
 
 
 def test_a_prompt_that_goes_on_from_another_threads_waits_for_it() -> None:

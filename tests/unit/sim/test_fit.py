@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -118,6 +119,9 @@ def test_measurements_survive_a_file_and_a_broken_one_is_refused(tmp_path: Path)
     path.write_text(samples().model_dump_json())
     assert Measurements.read(path) == samples()
     path.write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        Measurements.read(path)
+    path.write_bytes(gzip.compress(samples().model_dump_json().encode()))
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         Measurements.read(path)
     path.write_text(json.dumps({"name": "x", "load": [{"tokens": 0, "seconds": 1}]}))

@@ -159,6 +159,19 @@ def test_storage_keeps_what_the_host_lost_and_gives_it_back_to_the_host() -> Non
     assert world.memory.stored_tokens == 10 * PAGE
 
 
+def test_what_storage_has_lost_takes_no_time_to_fetch() -> None:
+    world = World(host=10, storage=20)
+    nodes = []
+    for name in "abcd":
+        nodes.append(world.kept(Piece(name, 10 * PAGE)))
+        world.tree.evict_device(10)
+    lost = nodes[0]
+    assert (lost.on_device, lost.on_host, lost.on_storage) == (False, False, False)
+    began_s = world.env.now
+    world.env.run(until=world.env.process(world.memory.fetch(lost)))
+    assert (world.env.now, world.memory.stored_tokens) == (began_s, 0)
+
+
 def test_fetches_from_storage_come_one_after_the_other() -> None:
     world = World(host=20, storage=80)
     nodes = []

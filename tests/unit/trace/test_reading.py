@@ -46,6 +46,20 @@ def test_odd_rows_are_refused_and_do_not_break_detection(format: str) -> None:
             FORMATS[format].fits({**ROWS[format], key: odd})
 
 
+@pytest.mark.parametrize("th", [[], {}, ["agent"]])
+def test_threads_that_are_no_names_do_not_break_detection(th: object) -> None:
+    assert not FORMATS["dialogue"].fits({"messages": [], "llm_calls": [{"th": th}]})
+
+
+def test_sources_are_named_whatever_stands_in_them(imported: Any) -> None:
+    assert imported(json.dumps(REQUEST)[:-1] + ', "source": "a\\ud800b"}').header.source == "a?b"
+
+
+def test_a_prompt_of_billions_of_tokens_is_a_mistake(imported: Any) -> None:
+    found = imported(REQUEST, REQUEST | {"input_length": 10**12})
+    assert [each.line for each in found.bad] == [2]
+
+
 def test_broken_rows_before_the_first_good_one_do_not_matter(imported: Any) -> None:
     found = imported("{broken", "[1]", "null", json.dumps(REQUEST))
     assert len(found.programs) == 1

@@ -51,6 +51,13 @@ def test_what_tasks_have_in_common_stays_common() -> None:
     assert (third.start.workflow, third.ended, list(third.threads)) == ("one~1", True, ["main", "s"])
 
 
+def test_texts_of_which_only_blocks_are_known_are_not_played_again_as_if_they_were_others() -> None:
+    rows = [program_of("one", "blocks:ab"), program_of("two", "blocks:ab")]
+    assert repeated(rows, 1) == rows
+    with pytest.raises(TraceError, match="block hashes can be played only once"):
+        repeated(rows, 2)
+
+
 def test_what_is_fixed_stays_common_though_there_is_one_task_only() -> None:
     program = program_of("one", "system", "tools", "task")
     call = program.calls[0].model_copy(update={"fixed_tokens": 5})

@@ -39,6 +39,13 @@ def test_an_ideal_cache_finds_what_prompts_begin_with_alike() -> None:
     assert cache.hit_tokens(call("w/4", ("w/1!", 3), ("z", 1), base="w/1", keep=12)) == 12
 
 
+def test_keeping_more_than_there_is_keeps_what_there_is() -> None:
+    cache = IdealCache()
+    cache.hit_tokens(call("w/1", ("x", 10)))
+    assert cache.hit_tokens(call("w/2", ("y", 5), base="w/1", keep=20)) == 10
+    assert cache.hit_tokens(call("w/3", ("z", 5), base="w/2", keep=5)) == 5
+
+
 def test_a_slice_is_the_same_tokens_however_it_is_cut() -> None:
     cache = IdealCache()
     cache.hit_tokens(call("v/1", ("x", 100)))
