@@ -226,7 +226,7 @@ def test_what_lies_between_steps_delays_what_comes_later(driver: Driver) -> None
         driver.end(f"old{index}")
     driver.ask("w", agent="a")
     assert driver.left_s("w", "b") == pytest.approx(1.0, abs=1.0)
-    assert driver.left_s("w", "d") == pytest.approx(1.0 + 2 * 11.0, abs=3.0)
+    assert driver.left_s("w", "d") == pytest.approx(1.0 + 2 * (11.0 + PAUSE_S), abs=3.0)
 
 
 def test_whether_there_are_tools_is_asked_once_a_prediction(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
