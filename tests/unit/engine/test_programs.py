@@ -262,7 +262,7 @@ def test_with_many_programs_decisions_pause_unless_nothing_runs() -> None:
     table.programs.started(names[0])
     late = table.ask("late", 20)
     assert table.allowed(late) == []
-    table.coordinator.tick(0.05)
+    table.coordinator.tick(0.1)
     assert table.allowed(late) == [late]
     table.programs.left(names[0], 10)
     later = table.ask("later", 20)

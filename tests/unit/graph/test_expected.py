@@ -96,7 +96,7 @@ def test_edges_of_a_large_graph_are_paid_for():
     graph = AgentStepGraph("wide")
     for n, agent in enumerate(agents):
         graph.edge("START", agent)
-        for other in range(1, 16):
+        for other in range(1, 15):
             graph.edge(agent, agents[(n + other) % 250])
         if n < 11:
             graph.edge(agent, agents[(n + 100) % 250], probability=0.5)

@@ -87,7 +87,9 @@ def test_a_benchmark_waits_until_its_replay_has_ended(number: signal.Signals, tm
     replay.chmod(0o700)
     options = argparse.Namespace(arms=["lru"], profile="cpu", fast_link=False)
     bench = (
-        f"import sys; from argparse import Namespace; sys.path.insert(0, {str(BENCH)!r})\n"
+        "import signal, sys; from argparse import Namespace\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be run in the background\n"
+        f"sys.path.insert(0, {str(BENCH)!r})\n"
         f"import replaying; sys.executable = {str(replay)!r}\n"
         f"sys.exit(replaying.run(replaying.Preset(traces=(), options={{}}), {options!r}, []))"
     )
