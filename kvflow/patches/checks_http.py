@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,6 +15,8 @@ from kvflow.patches.guard import note
 
 if TYPE_CHECKING:
     from kvflow.patches.front import Front
+
+logger = logging.getLogger(__name__)
 
 _DELAY_S = 0.05
 """For the end of an answer to reach the schedulers, and for others that end at the same time."""
@@ -49,7 +52,7 @@ class Checker:
                 for answer in await self._front.ask("checks"):
                     for offer in answer.data.get("due", ()):
                         await self._quiet()
-                        await self._ask(offer, answer.data.get("replica"))
+                        await self._tried(offer, answer.data.get("replica"))
         except ServerUnavailableError:
             pass  # too busy; what is due is asked after the next answer
         except Exception:
@@ -59,6 +62,13 @@ class Checker:
         deadline_s = time.monotonic() + _PATIENCE_S
         while getattr(self._tokenizer_manager, "rid_to_state", ()) and time.monotonic() < deadline_s:
             await asyncio.sleep(_DELAY_S)
+
+    async def _tried(self, offer: dict[str, Any], replica: int | None) -> None:
+        """Ask one; should the server refuse it, as when its queue is full, the others are asked all the same."""
+        try:
+            await self._ask(offer, replica)
+        except Exception as error:
+            logger.debug("a check of reuse was not answered: %s", error)
 
     async def _ask(self, offer: dict[str, Any], replica: int | None) -> None:
         from sglang.srt.managers.io_struct import GenerateReqInput

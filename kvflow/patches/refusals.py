@@ -17,6 +17,8 @@ def of_server(server_args: Any) -> None:
         (server_args.speculative_algorithm is not None, "speculative decoding"),
         (bool(server_args.lora_paths) or bool(server_args.enable_lora), "LoRA adapters"),
         (bool(getattr(server_args, "enable_return_hidden_states", False)), "--enable-return-hidden-states"),
+        (getattr(server_args, "return_hidden_states_mode", None) is not None, "--return-hidden-states-mode"),
+        (bool(getattr(server_args, "enable_return_aux_hidden_states", False)), "--enable-return-aux-hidden-states"),
         (getattr(server_args, "enable_return_routed_experts", False), "--enable-return-routed-experts"),
         (getattr(server_args, "enable_watermark", False), "--enable-watermark"),
     )

@@ -79,7 +79,7 @@ class Reuse:
             prompt: the request.
             cached_tokens: at its start, found in the prefix cache: exact, and not touched.
         """
-        self.counters.prompts += 1
+        self.counters.prompts += not prompt.trial
         found = {slot: self._matches(prompt, slot, cached_tokens) for slot in prompt.slots}
         doors = self._doors(prompt, found)
         missing = tuple(gap for slot, matches in found.items() for gap in self._gaps(slot, matches))
@@ -198,7 +198,8 @@ class Reuse:
         self.memory.clear()
 
     def _matches(self, prompt: Prompt, slot: Slot, cached_tokens: int) -> list[Match]:
-        self.counters.slot_tokens += max(0, slot.end - max(slot.start, cached_tokens))
+        if not prompt.trial:
+            self.counters.slot_tokens += max(0, slot.end - max(slot.start, cached_tokens))
         return self.segments.find(prompt.namespace, prompt.tokens, slot.start, slot.end, self._min_tokens)
 
     def _gaps(self, slot: Slot, matches: list[Match]) -> list[tuple[int, int]]:
@@ -235,6 +236,8 @@ class Reuse:
         weighing = Weighing(reason="closed by the quality gate" if found.closed else "few anchors")
         if pool and not found.closed:
             weighing = self._weigh(pool, match, place)
+        if not weighing.anchors and prompt.trial:  # a copy teaches nothing: what was put in before it is compared
+            return
         if not weighing.anchors:
             self.counters.dense[weighing.reason] = self.counters.dense.get(weighing.reason, 0) + 1
             grafts.clear()

@@ -35,6 +35,26 @@ class Serving:
         yield {}
 
 
+async def test_a_copy_that_the_server_refuses_does_not_keep_the_others_from_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks_http, "_DELAY_S", 0.01)
+    serving = Serving()
+    serving._due = [dict(OFFER), dict(OFFER), dict(OFFER)]
+    asked = []
+
+    async def refusing(request: Any, raw: Any) -> AsyncIterator[Any]:
+        asked.append(request)
+        if len(asked) == 1:
+            raise RuntimeError("the queue is full")
+        yield {}
+
+    monkeypatch.setattr(serving, "generate_request", refusing)
+    serving.checker.soon()
+    await asyncio.wait_for(serving.checker._task, 10)
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize("others_s", [0.0, 0.2, 60.0])
 async def test_copies_wait_for_a_quiet_moment_but_not_for_long(
     monkeypatch: pytest.MonkeyPatch, others_s: float

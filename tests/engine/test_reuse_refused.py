@@ -149,6 +149,8 @@ SERVER = {
         ({"enable_lora": True}, "LoRA"),
         ({"lora_paths": ["a"]}, "LoRA"),
         ({"enable_return_hidden_states": True}, "hidden-states"),
+        ({"return_hidden_states_mode": "full"}, "--return-hidden-states-mode"),
+        ({"enable_return_aux_hidden_states": True}, "aux-hidden-states"),
         ({"enable_return_routed_experts": True}, "routed-experts"),
         ({"enable_watermark": True}, "--enable-watermark"),
     ],

@@ -132,6 +132,18 @@ def test_what_stands_before_a_text_that_has_to_be_computed_is_computed_too() -> 
     assert reuse.counters.learned == learned + 1
 
 
+def test_a_copy_for_the_gate_has_put_in_what_can_be_and_teaches_and_counts_nothing() -> None:
+    """What its prompt has brought meanwhile is known by then; computing all before it would leave nothing to judge."""
+    reuse = known_but_for_the_second()
+    asked = prompt("critic", ROLE, *THREE, QUESTION, mode=Mode.KVCOMM)
+    counted = replace(reuse.counters, dense=dict(reuse.counters.dense))
+    plan = reuse.plan(replace(asked, trial=True), 0)
+    first, _, third = asked.slots
+    assert {graft.start for graft in plan.grafts} >= {first.start, third.start}
+    assert plan.lessons == ()
+    assert reuse.counters == counted
+
+
 def test_without_it_the_others_are_put_in() -> None:
     reuse = known_but_for_the_second()
     asked = prompt("critic", ROLE, THREE[0], OTHER, THREE[2], QUESTION, mode=Mode.KVCOMM)
