@@ -123,7 +123,7 @@ def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
         arms = preset.arms
     command = [sys.executable, "-m", "kvflow", "replay", *preset.words(further)]
     command += ["--profile", options.profile]
-    if options.fast_link:
+    if options.fast_link and options.profile == "cpu":
         command += ["--link", FAST_LINK]
     for arm in arms:
         command += ["--arm", arm]

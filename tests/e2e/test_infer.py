@@ -73,7 +73,9 @@ def test_a_conversation_whose_history_was_summed_up_is_known_by_its_tool_calls(i
         inferring.client.post("/v1/chat/completions", json=body).raise_for_status()
 
     results = [{"role": "tool", "tool_call_id": f"call-{turn}", "content": f"Result {turn}. " * 9} for turn in range(2)]
-    ask_with({"role": "user", "content": "Look it up, and then look again. " * 4}, results[0])
+    task = {"role": "user", "content": "Look it up, and then look again. " * 4}
+    ask_with(task)
+    ask_with(task, results[0])
     ask_with({"role": "user", "content": "So far it has been looked up. " * 4}, *results)
     ask_with({"role": "user", "content": "Another task, without any tools. " * 4})
     assert sorted(len(inferring.workflows()[name]["steps_taken"]) for name in inferring.workflows()) == [1, 1]
