@@ -236,9 +236,9 @@ class Reuse:
         weighing = Weighing(reason="closed by the quality gate" if found.closed else "few anchors")
         if pool and not found.closed:
             weighing = self._weigh(pool, match, place)
-        if not weighing.anchors and prompt.trial:  # a copy teaches nothing: what was put in before it is compared
-            return
         if not weighing.anchors:
+            if prompt.trial:  # a copy teaches nothing: what was put in before it is compared
+                return
             self.counters.dense[weighing.reason] = self.counters.dense.get(weighing.reason, 0) + 1
             grafts.clear()
             lessons.append(Lesson(pool=key, found=found, reason=weighing.reason))

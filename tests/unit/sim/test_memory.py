@@ -145,6 +145,15 @@ def test_loads_go_over_the_link_one_after_the_other_and_are_counted() -> None:
     assert counters.load_back_s == pytest.approx(0.32)
 
 
+def pushed_out(world: World, names: str) -> list[Node]:
+    """Contexts of ten pages that have left the device, one after the other."""
+    nodes = []
+    for name in names:
+        nodes.append(world.kept(Piece(name, 10 * PAGE)))
+        world.tree.evict_device(10)
+    return nodes
+
+
 def test_storage_keeps_what_the_host_lost_and_gives_it_back_to_the_host() -> None:
     world = World(host=16, storage=40)
     first = world.kept(Piece("a", 10 * PAGE))
@@ -161,10 +170,7 @@ def test_storage_keeps_what_the_host_lost_and_gives_it_back_to_the_host() -> Non
 
 def test_what_storage_has_lost_takes_no_time_to_fetch() -> None:
     world = World(host=10, storage=20)
-    nodes = []
-    for name in "abcd":
-        nodes.append(world.kept(Piece(name, 10 * PAGE)))
-        world.tree.evict_device(10)
+    nodes = pushed_out(world, "abcd")
     lost = nodes[0]
     assert (lost.on_device, lost.on_host, lost.on_storage) == (False, False, False)
     began_s = world.env.now
@@ -174,10 +180,7 @@ def test_what_storage_has_lost_takes_no_time_to_fetch() -> None:
 
 def test_fetches_from_storage_come_one_after_the_other() -> None:
     world = World(host=20, storage=80)
-    nodes = []
-    for name in "abcd":
-        nodes.append(world.kept(Piece(name, 10 * PAGE)))
-        world.tree.evict_device(10)
+    nodes = pushed_out(world, "abcd")
     assert [node.on_host for node in nodes] == [False, False, True, True]
     began_s, times = world.env.now, []
 
@@ -193,10 +196,7 @@ def test_fetches_from_storage_come_one_after_the_other() -> None:
 
 def test_storage_loses_what_was_used_longest_ago() -> None:
     world = World(host=10, storage=20)
-    nodes = []
-    for name in "ab":
-        nodes.append(world.kept(Piece(name, 10 * PAGE)))
-        world.tree.evict_device(10)
+    nodes = pushed_out(world, "ab")
     world.tree.touch(nodes[0])
     world.kept(Piece("c", 10 * PAGE))
     assert [node.on_storage for node in nodes] == [True, False]
