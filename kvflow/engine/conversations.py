@@ -1,19 +1,32 @@
 """Contexts of a program that have text in common: it takes its room once.
 
-Agents that work on one conversation ask with the same text in turn. In the radix tree each one's context is then the
-path to a node on that of the others.
+Agents that work on one conversation ask with the same text in turn. That is seen in what they ask with, not in the
+radix tree, so that it is known of a request before it is computed, and of contexts that have left the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from bisect import bisect_left
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvflow.engine.claim import Claim
+
+class Context(NamedTuple):
+    """What an agent goes on from, or asks with.
+
+    Attributes:
+        tokens: its length.
+        fixed_tokens: of these, at the beginning, what its agent has in common with other programs.
+        digests: chained, one per full unit; empty if they are not known.
+    """
+
+    tokens: int
+    fixed_tokens: int = 0
+    digests: Sequence[int] = ()
 
 
 class Tail(NamedTuple):
-    """What an agent's context adds to longer ones of its program.
+    """What a context adds to longer ones of its program.
 
     Attributes:
         key: whose it is.
@@ -26,50 +39,56 @@ class Tail(NamedTuple):
     behind: Hashable | None
 
 
-def told_apart(claims: Mapping[Hashable, Claim]) -> list[Tail]:
+def told_apart(contexts: Mapping[Hashable, Context], unit_tokens: int) -> list[Tail]:
     """Say what each of a program's contexts takes behind its fixed prompt.
 
+    What is behind a context's last full unit is taken for common, too, where everything before it is.
+
     Args:
-        claims: of contexts that the program is expected to use, by whose they are.
+        contexts: by whose they are.
+        unit_tokens: tokens per digest.
 
     Returns:
-        One entry per claim, that of the longest context first.
+        One entry per context, that of the longest first.
 
-    Source: the number of nodes of a trie that holds them; ours. Cost: O(nodes of the contexts).
+    Source: the number of units in a trie that holds them; ours. Cost: O(units).
     """
-    if len(claims) == 1:  # most programs, and what follows takes a while
-        return [Tail(key, claim.tail_tokens, None) for key, claim in claims.items()]
     owners: dict[int, Hashable] = {}
     tails: list[Tail] = []
-    for key, claim in sorted(claims.items(), key=lambda item: -item[1].tail_tokens):
-        tail = Tail(key, claim.tail_tokens, None)
-        node, walked_tokens = claim.tip, 0
-        while node is not None and node.parent is not None and walked_tokens < claim.tail_tokens:
-            owner = owners.setdefault(id(node), key)
-            if owner != key:
-                tail = Tail(key, walked_tokens, owner)
-                break
-            walked_tokens += len(node.key)
-            node = node.parent
-        tails.append(tail)
+    for key, (tokens, fixed_tokens, digests) in sorted(contexts.items(), key=lambda item: -item[1].tokens):
+        units = common_units(digests, owners)
+        common_tokens = tokens if units and units == len(digests) else units * unit_tokens
+        behind = owners[digests[units - 1]] if common_tokens > fixed_tokens else None
+        tails.append(Tail(key, max(0, tokens - max(fixed_tokens, common_tokens)), behind))
+        if len(contexts) > 1:
+            owners.update(dict.fromkeys(digests[units:], key))
     return tails
 
 
-def live_tokens(tails: list[Tail], claims: Mapping[Hashable, Claim], asked: Mapping[Hashable, float]) -> float:
-    """Tokens of contexts that a program is expected to use, and of what its requests bring.
+def common_units(digests: Sequence[int], known: Mapping[int, object] | Sequence[int]) -> int:
+    """How many units a context begins with as others do.
 
     Args:
-        tails: of the claims, told apart.
-        claims: of contexts that are expected to be used.
-        asked: what requests take, without what is fixed, by whose they are.
+        digests: of the context.
+        known: digests of the others as keys of a mapping, or those of another one in their order.
 
-    Cost: O(claims + requests).
+    Cost: O(log units).
     """
-    likelihood = {key: 1.0 if key in asked else claim.likelihood for key, claim in claims.items()}
-    tokens = sum(asked[key] for key in asked if key not in claims)
+    if isinstance(known, Mapping):
+        return bisect_left(digests, True, key=lambda digest: digest not in known)
+    alike = range(min(len(digests), len(known)))
+    return bisect_left(alike, True, key=lambda unit: digests[unit] != known[unit])
+
+
+def live_tokens(tails: Sequence[Tail], likelihood: Mapping[Hashable, float]) -> float:
+    """Tokens of contexts that a program is expected to use.
+
+    Args:
+        tails: of the contexts, told apart.
+        likelihood: that each is used.
+    """
+    likely = dict(likelihood)
     for tail in reversed(tails):  # who begins with another's context will use that, too
         if tail.behind is not None:
-            likelihood[tail.behind] = max(likelihood[tail.behind], likelihood[tail.key])
-        tokens += max(0.0, asked.get(tail.key, 0.0) - claims[tail.key].tail_tokens)
-        tokens += tail.own_tokens * likelihood[tail.key]
-    return tokens
+            likely[tail.behind] = max(likely[tail.behind], likely[tail.key])
+    return sum(tail.own_tokens * likely[tail.key] for tail in tails)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from array import array
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
-from kvflow.engine.conversations import Tail, live_tokens, told_apart
+from kvflow.engine.conversations import Context, Tail, common_units, live_tokens, told_apart
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
@@ -22,6 +24,13 @@ _TO_BE_USED = 0.5
 _MOST_IDLE_S = 5.0
 """Of a pause between two decisions counts for a program that asks for nothing."""
 
+_LATEST = 8
+"""So many contexts of a program are looked at for what a new request goes on from."""
+
+
+Agent = tuple[str, str]
+"""A workflow, and one of its agents."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -31,7 +40,7 @@ class Request:
         tokens: length of its prompt.
         fixed_prompt: the fixed part of it; None if that cannot be told yet.
         arrived_s: when it came.
-        common_tokens: what it has in common with requests of its agent that came with it: what they go on from.
+        digests: of its prompt, one per full unit.
         running: it has been given its memory.
     """
 
@@ -40,8 +49,13 @@ class Request:
     tokens: int
     fixed_prompt: FixedPrompt | None
     arrived_s: float
-    common_tokens: int = 0
+    digests: Sequence[int] = ()
     running: bool = False
+
+    @property
+    def agent(self) -> Agent:
+        """Whose it is."""
+        return self.claim.workflow_id, self.claim.agent
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +67,12 @@ class Program:
         began_s: when its first request came.
         booked_s: up to when its time has been entered.
         workflows: in the order in which they came.
-        contexts: how many it has.
+        contexts: how many it has, with those of its requests.
         looked_s: when the view was last brought up to date; minus infinity if it is to be again in any case.
         updates: of live workflows that had been applied by then.
         answered_s: when a request of it was last answered; None before that.
         held_since_s: how long it had been held before, when it began to be held again; None if it is not held.
+        digests: of what its agents were asked last, with the answers; the latest last.
         tails: what its contexts take, and ``told_apart``, which contexts these are.
     """
 
@@ -71,15 +86,27 @@ class Program:
     updates: int = 0
     answered_s: float | None = None
     held_since_s: float | None = None
+    digests: dict[Agent, array[int]] = field(default_factory=dict)
     tails: list[Tail] = field(default_factory=list)
-    told_apart: list[tuple[Hashable, Node | None, int]] = field(default_factory=list)
+    told_apart: list[tuple[Hashable, int, int, int]] = field(default_factory=list)
 
-    def tails_of(self, claims: Mapping[Hashable, Claim]) -> list[Tail]:
+    def tails_of(self, contexts: Mapping[Hashable, Context], unit_tokens: int) -> list[Tail]:
         """Tell contexts apart that the program will use, unless they are as they were."""
-        contexts = [(key, claim.tip, claim.tail_tokens) for key, claim in claims.items()]
-        if contexts != self.told_apart:
-            self.tails, self.told_apart = told_apart(claims), contexts
+        these = [(key, one.tokens, one.fixed_tokens, len(one.digests)) for key, one in contexts.items()]
+        if these != self.told_apart:
+            self.tails, self.told_apart = told_apart(contexts, unit_tokens), these
         return self.tails
+
+    def forget(self, workflow_id: str) -> None:
+        """One of its workflows has ended."""
+        del self.workflows[workflow_id]
+        for agent in [agent for agent in self.digests if agent[0] == workflow_id]:
+            del self.digests[agent]
+
+    def asked(self, agent: Agent, digests: Sequence[int]) -> None:
+        """An agent has got an answer, or a part of one: what it goes on from."""
+        self.digests.pop(agent, None)
+        self.digests[agent] = array("Q", digests)
 
     def book(self, now_s: float) -> None:
         """Enter the time since it was last entered; to be called before anything that this depends on changes.
@@ -125,12 +152,16 @@ class Holdings:
         claims: what is known of workflows and their contexts.
         typical: what a step is like; requests that wait will generate as much.
         cached: whether a node is in the cache at all.
+        unit_tokens: tokens per digest.
     """
 
-    def __init__(self, claims: ClaimTable, typical: TypicalWork, cached: Callable[[Node], bool]) -> None:
+    def __init__(
+        self, claims: ClaimTable, typical: TypicalWork, cached: Callable[[Node], bool], unit_tokens: int
+    ) -> None:
         self._claims = claims
         self._typical = typical
         self._cached = cached
+        self._unit_tokens = unit_tokens
 
     def outdated(self, program: Program) -> bool:
         """Whether anything has been heard of a program since it was last looked at. Cost: O(its workflows)."""
@@ -142,42 +173,47 @@ class Holdings:
         Cost: O(contexts and requests of the program).
         """
         program.looked_s, program.updates = self._claims.clock.now_s, self._claims.updates
-        held: dict[Hashable, Claim] = {}
-        fixed: dict[Hashable, int] = {}
-        due_s: dict[Hashable, float] = {}
-        back_s: float | None = None
-        program.contexts = 0
+        view, requests = program.view, program.requests
+        contexts = {key: self._asked(request) for key, request in requests.items()}
+        likelihood: dict[Hashable, float] = dict.fromkeys(contexts, 1.0)
+        brought = [request.fixed_prompt.parts(self._cached) for request in requests.values() if request.fixed_prompt]
+        asking = {request.agent for request in requests.values()}
+        view.fixed_tokens = fixed = {}
+        view.fixed_due_s = due_s = {}
+        view.back_s = None
+        program.contexts = len(requests)
+        for agent, claim in self._claims_of(program):
+            program.contexts += agent not in asking
+            if not claim.expected:
+                continue
+            left_s = claim.back_s(self._claims.clock)
+            view.back_s = left_s if view.back_s is None else min(view.back_s, left_s)
+            if claim.fixed_prompt.tokens and claim.likelihood >= _TO_BE_USED:
+                parts = claim.fixed_prompt.parts(self._cached)
+                fixed |= parts
+                due_s |= {part: min(left_s, due_s.get(part, left_s)) for part in parts}
+            if claim.keeps_tail and agent not in asking:  # what it asks with takes the place of this
+                fixed_tokens = claim.context_tokens - claim.tail_tokens
+                contexts[agent] = Context(claim.context_tokens, fixed_tokens, program.digests.get(agent, ()))
+                likelihood[agent] = claim.likelihood
+        for parts in brought:
+            fixed |= parts
+            due_s |= dict.fromkeys(parts, 0.0)
+        tails = program.tails_of(contexts, self._unit_tokens)
+        answers_tokens = len(requests) * self._typical.generated_tokens
+        view.live_tokens = round(live_tokens(tails, likelihood) + answers_tokens)
+        view.busy = any(request.running for request in requests.values())
+        view.waiting = any(not request.running for request in requests.values())
+        return bool(program.workflows)
+
+    def _claims_of(self, program: Program) -> Iterator[tuple[Agent, Claim]]:
+        """Claims of a program; its workflows that have ended, and have no request, are forgotten."""
         for workflow_id in list(program.workflows):
             claims = self._claims.of(workflow_id)
-            if claims is None:
-                if all(request.claim.workflow_id != workflow_id for request in program.requests.values()):
-                    del program.workflows[workflow_id]
-                continue
-            program.contexts += len(claims)
-            for agent, claim in claims.items():
-                if not claim.expected:
-                    continue
-                left_s = claim.back_s(self._claims.clock)
-                back_s = left_s if back_s is None else min(back_s, left_s)
-                if claim.fixed_prompt.tokens and claim.likelihood >= _TO_BE_USED:
-                    parts = claim.fixed_prompt.parts(self._cached)
-                    fixed |= parts
-                    due_s |= {part: min(left_s, due_s.get(part, left_s)) for part in parts}
-                if claim.keeps_tail:
-                    held[workflow_id, agent] = claim
-        for request in program.requests.values():
-            if request.fixed_prompt is not None:
-                brought = request.fixed_prompt.parts(self._cached)
-                fixed |= brought
-                due_s |= dict.fromkeys(brought, 0.0)
-        asked = self._asked(program.requests.values())
-        view = program.view
-        view.live_tokens = round(live_tokens(program.tails_of(held), held, asked))
-        view.fixed_tokens, view.fixed_due_s = fixed, due_s
-        view.back_s = back_s
-        view.busy = any(request.running for request in program.requests.values())
-        view.waiting = any(not request.running for request in program.requests.values())
-        return bool(program.workflows)
+            if claims is not None:
+                yield from (((workflow_id, name), claim) for name, claim in claims.items())
+            elif all(request.claim.workflow_id != workflow_id for request in program.requests.values()):
+                program.forget(workflow_id)
 
     def missing(self, claim: PromptClaim) -> Missing:
         """What the device lacks of what an agent goes on from, if it does. Cost: O(nodes that it lacks)."""
@@ -198,27 +234,8 @@ class Holdings:
             node = node.parent
         return Missing(context_tokens=context_tokens, lost_tokens=lost_tokens, host_tokens=host_tokens)
 
-    def common_tokens(self, request: Request) -> int:
-        """Length of what a request that has just come goes on from, as do others of its agent at the same time."""
-        own = (request.claim.workflow_id, request.claim.agent)
-        for other in request.program.requests.values():
-            if other is not request and (other.claim.workflow_id, other.claim.agent) == own:
-                return other.common_tokens
-        known = self._claim(request)
-        return known.tail_tokens if known is not None and known.context_tokens else 0
-
-    def _asked(self, requests: Iterable[Request]) -> dict[Hashable, float]:
-        """Tokens that requests take, without what is fixed, by workflow and agent.
-
-        Several of one agent at a time go on from its last context, which counts once.
-        """
-        asked: dict[Hashable, float] = {}
-        for request in requests:
-            key = (request.claim.workflow_id, request.claim.agent)
-            own_tokens = request.tokens - self._fixed_tokens(request)
-            common_tokens = request.common_tokens if key in asked else 0
-            asked[key] = asked.get(key, 0.0) + max(0, own_tokens - common_tokens) + self._typical.generated_tokens
-        return asked
+    def _asked(self, request: Request) -> Context:
+        return Context(request.tokens, self._fixed_tokens(request), request.digests)
 
     def _claim(self, request: Request) -> Claim | None:
         return (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
@@ -227,8 +244,12 @@ class Holdings:
         """Length of the part of a prompt that has been computed before, be it cached or not."""
         known = self._claim(request)
         if known is not None and known.context_tokens:
-            return known.context_tokens
-        return request.fixed_prompt.tokens if request.fixed_prompt is not None else 0
+            known_tokens = known.context_tokens
+        else:
+            known_tokens = request.fixed_prompt.tokens if request.fixed_prompt is not None else 0
+        latest = islice(reversed(request.program.digests.values()), _LATEST)
+        units = max((common_units(request.digests, other) for other in latest), default=0)
+        return max(known_tokens, units * self._unit_tokens)
 
     def _fixed_tokens(self, request: Request) -> int:
         """Length of the part of a prompt that its agent has in common with other programs."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.digests import MIN_UNIT_TOKENS, digest_of_head
 from kvflow.engine.holdings import Holdings, Program, Request
 from kvflow.engine.holds import Holds
 from kvflow.engine.journal import Journal
@@ -47,6 +48,7 @@ class Programs:
         admission: decides.
         journal: is told who is held back, and who is let in after that.
         cached: whether a node is in the cache at all.
+        unit_tokens: tokens per digest of a prompt.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Programs:
         journal: Journal | None = None,
         *,
         cached: Callable[[Node], bool] = lambda node: True,
+        unit_tokens: int = MIN_UNIT_TOKENS,
     ) -> None:
         self._pioneers = Pioneers(claims, cached)
         self._turns = Turns(claims, admission, cached)
@@ -65,7 +68,8 @@ class Programs:
         self._requests: dict[Hashable, Request] = {}
         self._margin = Margin()
         self._typical = TypicalWork()
-        self._holdings = Holdings(claims, self._typical, cached)
+        self._unit_tokens = unit_tokens
+        self._holdings = Holdings(claims, self._typical, cached, unit_tokens)
         self._holds = Holds(claims, journal)
         self._all_fit = True
         self._spare_tokens = 0
@@ -100,14 +104,14 @@ class Programs:
         """Requests that have arrived and do not run. Cost: O(requests)."""
         return (key for key, one in self._requests.items() if not one.running)
 
-    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int, fixed_digest: int | None = None) -> None:
+    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int, digests: Sequence[int] = ()) -> None:
         """A request has entered the queue, or has come back to it.
 
         Args:
             key: names it until it has :meth:`left`.
             claim: whose it is.
             tokens: length of its prompt.
-            fixed_digest: of the declared fixed part of its prompt; None if it is not declared or too short.
+            digests: of its prompt, one per full unit.
         """
         self._changed = True
         if key in self._requests:
@@ -131,9 +135,8 @@ class Programs:
         program.view.tenant = claim.tenant
         program.looked_s = -math.inf
         self._undecided |= not (program.view.admitted or program.view.waiting)
-        prompt = self._bring(claim, fixed_digest)
-        request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s)
-        request.common_tokens = self._holdings.common_tokens(request)
+        prompt = self._bring(claim, digest_of_head(digests, claim.fixed_tokens or 0, self._unit_tokens))
+        request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s, digests)
         program.view.waiting = True
         self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
 
@@ -169,12 +172,20 @@ class Programs:
             if self._margin.retracted(self._claims.clock.now_s):
                 self._spare_tokens = 0
 
-    def left(self, key: Hashable, generated_tokens: int) -> None:
-        """A request has been answered or given up; the latter say nothing about how much is generated."""
+    def left(self, key: Hashable, generated_tokens: int, digests: Sequence[int] = ()) -> None:
+        """A request has been answered or given up; the latter say nothing about how much is generated.
+
+        Args:
+            key: its name.
+            generated_tokens: length of its answer; 0 if it has been given up.
+            digests: of its prompt and answer, as far as they have been left in the cache.
+        """
         request = self._requests.pop(key, None)
         if request is not None:
             program, now_s = request.program, self._claims.clock.now_s
             program.book(now_s)
+            if request.running:
+                program.asked(request.agent, digests or request.digests)
             self._run(request, running=False)
             del program.requests[key]
             program.answered_s = now_s

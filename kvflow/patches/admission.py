@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,11 @@ class Gate:
     def __init__(self, cache: KvflowRadixCache) -> None:
         coordinator = cache.coordinator
         self.programs = Programs(
-            coordinator.claims, ProgramAdmission(coordinator.costs), cache.journal, cached=coordinator.cached
+            coordinator.claims,
+            ProgramAdmission(coordinator.costs),
+            cache.journal,
+            cached=coordinator.cached,
+            unit_tokens=cache.tree_core.unit_tokens,
         )
         self._cache = cache
         self._queued: dict[str, int] = {}
@@ -67,11 +72,16 @@ class Gate:
         """Whether a request has come since the pass began: its grammar has been compiled. The next pass has it."""
         return self._looks and not self._failed and req.rid not in self._queued and claim_of(req) is not None
 
-    def left(self, req: Any) -> None:
-        """A request has given its memory back: answered, aborted, or to start again."""
+    def left(self, req: Any, digests: Sequence[int]) -> None:
+        """A request has given its memory back: answered, aborted, or to start again.
+
+        Args:
+            req: the request.
+            digests: of what of it has been left in the cache.
+        """
         if req.finished():
             generated_tokens = 0 if refused(req) else len(req.output_ids)
-            self._guard.run(self.programs.left, req.rid, generated_tokens, default=None)
+            self._guard.run(self.programs.left, req.rid, generated_tokens, digests, default=None)
         else:
             self._guard.run(self.programs.retracted, req.rid, default=None)
 
@@ -84,8 +94,8 @@ class Gate:
             if claim is not None and req.rid not in self._queued:
                 if getattr(req, "skip_radix_cache_insert", False):  # of what it computes others find nothing
                     claim = replace(claim, fixed_tokens=None)
-                digest = self._cache.watch.digest(req, claim.fixed_tokens or 0)
-                self.programs.arrived(req.rid, claim, len(req.origin_input_ids), digest)
+                digests = self._cache.watch.digests(req)
+                self.programs.arrived(req.rid, claim, len(req.origin_input_ids), digests)
         self._queued = rids
         return self.programs.arrange(list(rids), self._memory())
 

@@ -131,10 +131,10 @@ class KvflowRadixCache(UnifiedRadixCache):
         return claimed
 
     def _left(self, req: Any, checkpointed: bool) -> None:
+        digests = self.watch.left(req, checkpointed)
         if self.gate is not None:
-            self.gate.left(req)
+            self.gate.left(req, digests)
         self._tagging.run(self._answered, req, default=None)
-        self.watch.left(req, checkpointed)
 
     def evict_for_alloc(self, params: Any, **others: Any) -> Any:
         mark = self.tree_core.watermark

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from kvflow.engine import Tier, brought_tokens, digest_of_head, digests, rest_tokens
+from kvflow.engine import Tier, brought_tokens, digests, rest_tokens
 from kvflow.engine.guard import MemoryView
 from kvflow.patches import stall
 from kvflow.patches.claim import claim_of, namespace_of
@@ -50,9 +50,13 @@ class Watch:
             self._using.run(self._cache.prefetch.used, used, default=None)
         self._counting.run(self._count, req, default=None)
 
-    def left(self, req: Any, checkpointed: bool) -> None:
-        """A request gives its memory back: answered, aborted, or to start again later."""
-        self._watching.run(self._leave, req, checkpointed, default=None)
+    def left(self, req: Any, checkpointed: bool) -> Sequence[int]:
+        """A request gives its memory back: answered, aborted, or to start again later.
+
+        Returns:
+            Digests of what of it has been left in the cache; empty if that is nothing.
+        """
+        return self._watching.run(self._leave, req, checkpointed, default=())
 
     def memory(self) -> MemoryView:
         """What there is to cache in."""
@@ -63,12 +67,16 @@ class Watch:
         host = cache.cache_controller.mem_pool_host.size if cache.cache_controller is not None else 0
         return MemoryView(device, host, max(0, private), self._chunk_tokens)
 
-    def digest(self, req: Any, tokens: int) -> int | None:
-        """Digest of the first so many tokens of a request's prompt; None if they do not fill a unit."""
-        return digest_of_head(self._digests(req), tokens, self._cache.tree_core.unit_tokens)
+    def digests(self, req: Any) -> list[int]:
+        """Digests of what of a request's prompt can be cached, as far as that is known yet; computed once."""
+        unit = self._cache.tree_core.unit_tokens
+        if not hasattr(req, "_kvflow_digests"):
+            req._kvflow_digests = digests(req.origin_input_ids, namespace_of(req), unit)
+        found: list[int] = req._kvflow_digests
+        return found[: self._cache.publishable(req, len(req.origin_input_ids)) // unit]
 
     def _look_up(self, req: Any) -> None:
-        self._cache.trust.looked_up(req.rid, self._digests(req))
+        self._cache.trust.looked_up(req.rid, self.digests(req))
 
     def _compare(self, req: Any, used: Sequence[Any]) -> None:
         """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction.
@@ -82,16 +90,16 @@ class Watch:
         hits = _hits(req)
         brought = min(hits[Tier.DEVICE], brought_tokens(used))
         hits |= {Tier.DEVICE: hits[Tier.DEVICE] - brought, Tier.HOST: hits[Tier.HOST] + brought}
-        self._cache.trust.started(req.rid, self._digests(req), hits, self.memory(), rest)
+        self._cache.trust.started(req.rid, self.digests(req), hits, self.memory(), rest)
 
-    def _leave(self, req: Any, checkpointed: bool) -> None:
+    def _leave(self, req: Any, checkpointed: bool) -> list[int]:
         if not hasattr(req, "_kvflow_digests"):  # it was never looked up
-            return
+            return []
         for unit in req.__dict__.pop("_kvflow_in_use", ()):
             self._in_use[unit] -= 1
             if self._in_use[unit] <= 0:
                 del self._in_use[unit]
-        prompt = self._digests(req)
+        prompt = self.digests(req)
         whole: list[int] = []
         rest = 0
         if checkpointed:
@@ -100,6 +108,7 @@ class Watch:
             self._cache.accounting.cached(whole[len(prompt) :])
             rest = self._rest_tokens(len(tokens))
         self._cache.trust.ended(req.rid, whole, self.memory(), rest)
+        return whole
 
     def _newly_used(self, req: Any) -> list[Any] | None:
         """What a request computes behind, the first time and after every retraction; loads ahead of it are used now."""
@@ -125,7 +134,7 @@ class Watch:
         if counted is not None:
             cache.accounting.retracted(len(req.full_untruncated_fill_ids) - req.num_matched_prefix_tokens)
             return
-        units, hits = self._digests(req), _hits(req)
+        units, hits = self.digests(req), _hits(req)
         missing = units[sum(hits.values()) // cache.tree_core.unit_tokens :]
         # what requests compute at the same time, none of them has lost
         recomputed = cache.accounting.known([unit for unit in missing if unit not in self._in_use], 0)
@@ -136,14 +145,6 @@ class Watch:
     def _rest_tokens(self, tokens: int) -> int:
         """What of so many tokens lies behind the last full unit, in pages that can be cached."""
         return rest_tokens(tokens, self._cache.tree_core.unit_tokens, self._cache.page_size)
-
-    def _digests(self, req: Any) -> list[int]:
-        """Digests of what of a request's prompt can be cached, as far as that is known yet; computed once."""
-        unit = self._cache.tree_core.unit_tokens
-        if not hasattr(req, "_kvflow_digests"):
-            req._kvflow_digests = digests(req.origin_input_ids, namespace_of(req), unit)
-        found: list[int] = req._kvflow_digests
-        return found[: self._cache.publishable(req, len(req.origin_input_ids)) // unit]
 
 
 def _hits(req: Any) -> dict[Tier, int]:

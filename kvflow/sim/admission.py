@@ -15,7 +15,7 @@ Admission = Literal["fcfs", "workflow"]
 class Everyone:
     """First come, first served; the same face as :class:`kvflow.engine.Programs`."""
 
-    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int, fixed_digest: int | None = None) -> None:
+    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int, digests: Sequence[int] = ()) -> None:
         """Nothing."""
 
     def started(self, key: Hashable) -> None:
@@ -24,7 +24,7 @@ class Everyone:
     def retracted(self, key: Hashable) -> None:
         """Nothing."""
 
-    def left(self, key: Hashable, generated_tokens: int) -> None:
+    def left(self, key: Hashable, generated_tokens: int, digests: Sequence[int] = ()) -> None:
         """Nothing."""
 
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
@@ -32,8 +32,13 @@ class Everyone:
         return list(waiting)
 
 
-def programs_of(admission: Admission, coordinator: Coordinator) -> Programs | Everyone:
+def programs_of(admission: Admission, coordinator: Coordinator, unit_tokens: int) -> Programs | Everyone:
     """Who decides under an admission order."""
     if admission == "fcfs":
         return Everyone()
-    return Programs(coordinator.claims, ProgramAdmission(coordinator.costs), cached=coordinator.cached)
+    return Programs(
+        coordinator.claims,
+        ProgramAdmission(coordinator.costs),
+        cached=coordinator.cached,
+        unit_tokens=unit_tokens,
+    )

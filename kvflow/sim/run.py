@@ -141,7 +141,7 @@ def simulate(
         coordinator,
         accounting,
         guard=guard,
-        programs=programs_of(settings.admission, coordinator),
+        programs=programs_of(settings.admission, coordinator, pager.unit_tokens),
         ahead=Ahead(env, memory, coordinator, accounting, brain.refresh) if settings.prefetch else None,
         before_eviction=brain.refresh,
     )

@@ -14,7 +14,7 @@ from math import ceil
 import simpy
 from simpy.events import ProcessGenerator
 
-from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, brought_tokens, digest_of_head
+from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, brought_tokens
 from kvflow.sim.admission import Everyone
 from kvflow.sim.ahead import Ahead
 from kvflow.sim.memory import Memory
@@ -80,9 +80,7 @@ class Server:
             node = self._tree.match(request.prompt, request.near, self._matchable(request))
             yield from self._memory.fetch(node)
         self._waiting.append(request)
-        claim, prompt = request.claim, request.prompt
-        digest = digest_of_head(prompt.digests, claim.fixed_tokens or 0, self._accounting.unit_tokens)
-        self._programs.arrived(request, claim, prompt.tokens, digest)
+        self._programs.arrived(request, request.claim, request.prompt.tokens, request.prompt.digests)
         self._look_again()
 
     def _look_again(self) -> None:
@@ -347,7 +345,7 @@ class Server:
         memory.private_tokens -= request.goal + generated - node.end * memory.page_tokens
         self._tree.unlock(node)
         self._coordinator.answered(request.claim)
-        self._programs.left(request, request.output_tokens)
+        self._programs.left(request, request.output_tokens, request.whole.digests)
         self._accounting.cached(request.whole.digests[len(request.prompt.digests) :])
         self._watch.finished(request, self._chunked)
         request.done.succeed(True)

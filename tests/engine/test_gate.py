@@ -16,8 +16,10 @@ from kvflow.policy import AdmissionMemory
 @pytest.fixture
 def gate() -> Gate:
     """Of a device for two contexts of 40,000 tokens."""
-    watch = SimpleNamespace(memory=lambda: AdmissionMemory(device_tokens=100_000), digest=lambda req, tokens: None)
-    return Gate(cast("Any", SimpleNamespace(coordinator=Coordinator("cost"), journal=None, watch=watch)))
+    watch = SimpleNamespace(memory=lambda: AdmissionMemory(device_tokens=100_000), digests=lambda req: [])
+    core = SimpleNamespace(unit_tokens=64)
+    cache = SimpleNamespace(coordinator=Coordinator("cost"), journal=None, watch=watch, tree_core=core)
+    return Gate(cast("Any", cache))
 
 
 def request(name: str, workflow: str | None = None, fixed_tokens: int | None = None) -> SimpleNamespace:
@@ -71,9 +73,9 @@ def test_who_does_not_fit_is_out_of_sight_and_stays_in_its_place(gate: Gate) -> 
     assert seen(gate, scheduler) == ["y"]
     assert [req.rid for req in scheduler.waiting_queue] == ["c", "y"]
     for started in requests[1:3]:
-        gate.left(started)
+        gate.left(started, [])
     assert seen(gate, scheduler, starts=2) == ["c", "y"]
-    gate.left(requests[3])
+    gate.left(requests[3], [])
     assert gate.programs.at_rest
 
 
@@ -99,7 +101,7 @@ def test_nobody_waits_for_what_a_beam_search_computes(gate: Gate) -> None:
     for each in beams:
         each.skip_radix_cache_insert = True
     for req in requests:
-        gate.left(req)
+        gate.left(req, [])
     scheduler.waiting_queue = [*beams]
     assert seen(gate, scheduler) == ["c", "d"]
 

@@ -58,12 +58,9 @@ def test_requests_of_one_agent_at_a_time_take_room_each() -> None:
 
 def test_what_they_go_on_from_takes_room_once() -> None:
     table = Table()
-    table.start("a", 30_000)
-    path = [(FakeNode(key=range(30_000)), 30_000)]
-    table.coordinator.tag(PromptClaim(workflow_id="a", workflow_type="t", agent="a"), path, 0)
-    table.answer("a", due_s=1.0)
+    said = range(30_000 // 64)
     for key in range(4):
-        table.ask("a", 31_000, key=str(key))
+        table.ask("a", 31_000, key=str(key), digests=[*said, 10_000 + key])
     table.allowed(*"0123")
     for key in range(4):
         table.programs.started(str(key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,12 +23,21 @@ class Table:
         self.coordinator = Coordinator("cost")
         self.programs = Programs(self.coordinator.claims, ProgramAdmission(costs or ServingCosts()))
 
-    def ask(self, workflow: str, tokens: int = 40_000, *, program: str | None = None, key: str | None = None) -> str:
-        prediction = ClaimPrediction(agent="a", steps=0, since_s=self.coordinator.claims.clock.now_s)
+    def ask(
+        self,
+        workflow: str,
+        tokens: int = 40_000,
+        *,
+        agent: str = "a",
+        program: str | None = None,
+        key: str | None = None,
+        digests: Sequence[int] = (),
+    ) -> str:
+        prediction = ClaimPrediction(agent=agent, steps=0, since_s=self.coordinator.claims.clock.now_s)
         self.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=(prediction,)))
         key = key or workflow
-        claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a", program_id=program)
-        self.programs.arrived(key, claim, tokens)
+        claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent=agent, program_id=program)
+        self.programs.arrived(key, claim, tokens, digests)
         return key
 
     def start(self, workflow: str, tokens: int) -> None:
@@ -52,7 +62,8 @@ def sibling(table: Table, workflow: str, fixed_tokens: int | None = 5_000, *, di
     prediction = ClaimPrediction(agent="a", steps=0, since_s=0.0)
     table.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=(prediction,)))
     claim = PromptClaim(workflow_id=workflow, workflow_type="t", agent="a", fixed_tokens=fixed_tokens)
-    table.programs.arrived(workflow, claim, (fixed_tokens or 5_000) + 1_000, digest)
+    digests = [digest] if digest is not None else []
+    table.programs.arrived(workflow, claim, (fixed_tokens or 5_000) + 1_000, digests)
     return workflow
 
 
