@@ -24,6 +24,10 @@ class HostMemory:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def ever_holds(self, nbytes: int) -> bool:
+        """Whether an entry of this size is not larger than the bound."""
+        return nbytes <= self.max_bytes
+
     def hold(self, key: Hashable, nbytes: int, drop: Callable[[], None]) -> bool:
         """Make room for an entry and take note of it; false if it is larger than the bound.
 
@@ -32,7 +36,7 @@ class HostMemory:
             nbytes: what it holds.
             drop: called when it has to go.
         """
-        if nbytes > self.max_bytes:
+        if not self.ever_holds(nbytes):
             return False
         while self.used_bytes + nbytes > self.max_bytes:
             _, (freed_bytes, forget) = self._entries.popitem(last=False)

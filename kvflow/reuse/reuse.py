@@ -275,6 +275,8 @@ class Reuse:
         if end - start < self._min_tokens:
             return
         kv = read(start, end)
+        if not self.memory.ever_holds(kv.nbytes):  # moving it to the host takes as much of that at once
+            return
         segment = Segment(
             tokens=(prompt.tokens if tokens is None else tokens)[start:end].clone(),
             kv=self._keep(kv),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 
 _DIMENSIONS = 16
+_TOKENS = 1024
+"""Of a text at a time: in float32, the values of 8B geometry take 128 KiB a token."""
 _SEED = 20251112
 
 
@@ -27,9 +29,10 @@ class Sketcher:
         Returns:
             [tokens, dimensions] float32, on the CPU.
         """
-        flat = values.transpose(0, 1).flatten(1).float()
+        layers, _, heads, dim = values.shape
         if self._projection is None:
             generator = torch.Generator().manual_seed(_SEED)
-            drawn = torch.randn(flat.shape[1], _DIMENSIONS, generator=generator)
-            self._projection = (drawn / _DIMENSIONS**0.5).to(flat.device)
-        return (flat @ self._projection).cpu()
+            drawn = torch.randn(layers * heads * dim, _DIMENSIONS, generator=generator)
+            self._projection = (drawn / _DIMENSIONS**0.5).to(values.device)
+        rows = values.transpose(0, 1)
+        return torch.cat([part.flatten(1).float() @ self._projection for part in rows.split(_TOKENS)]).cpu()

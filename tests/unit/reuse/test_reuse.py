@@ -175,6 +175,19 @@ def test_an_answer_of_a_few_words_is_not_remembered() -> None:
     assert len(reuse.segments) == 0
 
 
+def test_a_text_that_is_larger_than_the_bound_is_not_even_moved_to_the_host() -> None:
+    moved: list[KV] = []
+
+    def keep(kv: KV) -> KV:
+        moved.append(kv)
+        return kv
+
+    asked = prompt("planner", ("document", TEXT))
+    tight = made(exact(asked).nbytes - 1, keep=keep)
+    serve(tight, asked)
+    assert (moved, len(tight.segments)) == ([], 0)
+
+
 def test_what_was_computed_after_something_put_in_is_known_not_to_be_exact() -> None:
     reuse = made()
     serve(reuse, prompt("planner", words(20, 10), ("document", TEXT)))

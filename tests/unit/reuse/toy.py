@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -52,9 +52,11 @@ def words(seed: int, length: int) -> Text:
     return random.Random(seed).choices(range(VOCABULARY), k=length)
 
 
-def made(max_bytes: int = 10**9, entropy: float = 0.3, anchors: int = 20) -> Reuse:
+def made(
+    max_bytes: int = 10**9, entropy: float = 0.3, anchors: int = 20, keep: Callable[[KV], KV] = lambda kv: kv
+) -> Reuse:
     rotary = Rotary(torch.cat((ANGLES.cos(), ANGLES.sin()), dim=1).float(), neox=True)
-    return Reuse(rotary, HostMemory(max_bytes), min_tokens=32, entropy=entropy, anchors=anchors)
+    return Reuse(rotary, HostMemory(max_bytes), min_tokens=32, entropy=entropy, anchors=anchors, keep=keep)
 
 
 def prompt(agent: str, *parts: Part, mode: Mode = Mode.ROTATE, namespace: str = "", repair_tokens: int = 0) -> Prompt:
