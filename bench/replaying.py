@@ -122,7 +122,8 @@ def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
     if not arms and "--arm" not in names(further):
         arms = preset.arms
     command = [sys.executable, "-m", "kvflow", "replay", *preset.words(further)]
-    command += ["--profile", options.profile]
+    if not names(further) & {"--launch", "--url"}:
+        command += ["--profile", options.profile]
     if options.fast_link and options.profile == "cpu":
         command += ["--link", FAST_LINK]
     for arm in arms:

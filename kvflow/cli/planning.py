@@ -31,7 +31,7 @@ class Asked:
     """Options about servers and prompts; None where the command does not say."""
 
     launch: str | None
-    profile: str
+    profile: str | None
     flags: str
     device_tokens: str | None
     host_tokens: str | None
@@ -40,6 +40,11 @@ class Asked:
     prompts: str
     tokenizer: str | None
     folder: Path
+
+    @property
+    def engine(self) -> str:
+        """Whose servers are launched, if the command does not say how."""
+        return self.profile or "cpu"
 
 
 def planned(plan: Plan, asked: Asked, workload: Workload, loads: Sequence[int | None]) -> list[Plan]:
@@ -78,13 +83,15 @@ def token_range(text: str) -> tuple[int, int]:
 
 
 def _check_options(asked: Asked, found: bool) -> None:
-    given = {"--launch": asked.launch, "--flags": asked.flags or None}
+    given = {"--launch": asked.launch, "--profile": asked.profile, "--flags": asked.flags or None}
     given |= {"--device-tokens": asked.device_tokens, "--host-tokens": asked.host_tokens}
     idle = [option for option, value in given.items() if value is not None]
     if found and idle:
         raise ConfigError(f"{', '.join(idle)}: no server is launched, all arms have a URL")
-    if asked.link is not None and (found or asked.launch is not None or asked.profile != "cpu"):
+    if asked.link is not None and (found or asked.launch is not None or asked.engine != "cpu"):
         raise ConfigError("--link is of the CPU engine's pretended link: leave it out, or use --profile cpu")
+    if asked.launch is not None and asked.profile is not None:
+        raise ConfigError("--profile and --launch both say what is launched: leave one of them out")
     if asked.launch is not None and asked.flags:
         raise ConfigError("--flags are of the profiles' servers: give all flags in --launch")
     for option, flags in (("--launch", asked.launch or ""), ("--flags", asked.flags)):
@@ -110,7 +117,7 @@ def _sizes(plan: Plan, workload: Workload, asked: Asked) -> Sizes:
     longest = longest_request(replace(plan.load, programs=None).drawn(workload, plan.seed))
     # A request that does not fit alone would be refused; one that fits barely would wait for all others.
     tokens = max(parse_size(device).resolve(live), longest + longest // 4 + 2 * multiple, LEAST_DEVICE_TOKENS)
-    pretends = asked.launch is None and asked.profile == "cpu"
+    pretends = asked.launch is None and asked.engine == "cpu"
     return Sizes(
         device_tokens=-(-tokens // multiple) * multiple,
         host_tokens=None if host is None else parse_size(host).resolve(live),
@@ -130,9 +137,9 @@ def _engine(asked: Asked, sizes: Sizes) -> Engine:
     if asked.launch is not None:
         return user_engine(asked.launch, sizes)
     engines = {"cpu": cpu_engine, "gpu": gpu_engine}
-    if asked.profile not in engines:
-        raise ConfigError(f"--profile is {asked.profile!r}: give cpu or gpu")
-    return engines[asked.profile](asked.folder, sizes, asked.flags)
+    if asked.engine not in engines:
+        raise ConfigError(f"--profile is {asked.engine!r}: give cpu or gpu")
+    return engines[asked.engine](asked.folder, sizes, asked.flags)
 
 
 def _check_host_tier(arms: Sequence[Arm], engine: Engine) -> None:

@@ -45,8 +45,9 @@ def replay(
     url: Annotated[str | None, typer.Option(help="A server that runs already; its cache is flushed!")] = None,
     api_key: ApiKey = None,
     profile: Annotated[
-        str, typer.Option(help="cpu: a tiny model on the CPU engine. gpu: an 8B geometry, made-up weights.")
-    ] = "cpu",
+        str | None,
+        typer.Option(help="cpu: a tiny model on the CPU engine (default). gpu: an 8B geometry, made-up weights."),
+    ] = None,
     flags: Annotated[str, typer.Option(help="Further flags of SGLang for the profile's servers.")] = "",
     device_tokens: Annotated[
         str | None, typer.Option(help="Device tier: tokens, or a share of the live contexts. Profiles: 33%.")

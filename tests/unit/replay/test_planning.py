@@ -17,7 +17,7 @@ from kvflow.trace import SynthOptions, programs, synthetic_trace
 
 NONE: dict[str, Any] = {
     "launch": None,
-    "profile": "cpu",
+    "profile": None,
     "flags": "",
     "device_tokens": None,
     "host_tokens": None,
@@ -93,6 +93,8 @@ def test_the_users_flags_decide_what_is_not_given(tmp_path: Path) -> None:
         ((), "http://here", {"launch": LAUNCH}, "--launch: no server is launched"),
         ((), "http://here", {"flags": "--tp 2", "device_tokens": "1k"}, "--flags, --device-tokens: no server is"),
         ((), None, {"launch": LAUNCH, "link": 0.0}, "--link is of the CPU engine's pretended link"),
+        ((), None, {"launch": LAUNCH, "profile": "gpu"}, "--profile and --launch both say what is launched"),
+        ((), "http://here", {"profile": "cpu"}, "--profile: no server is launched"),
         ((), None, {"profile": "gpu", "link": 1e9}, "--link is of the CPU engine's pretended link"),
         ((), None, {"tokenizer": "m"}, "--tokenizer is for --prompts chat"),
         ((), None, {"launch": LAUNCH, "flags": "--tp 2"}, "give all flags in --launch"),
