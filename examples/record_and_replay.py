@@ -1,6 +1,7 @@
 """Recording a program, and replaying what was recorded against a server, with hints and without.
 
-The recording has what was asked, what it shared and how long tools took, and no text.
+The recording has what was asked, what it shared and how long tools took, and no text. Replaying empties the server's
+cache, and its storage tier if it has one: use a server of your own.
 
 Usage: python examples/record_and_replay.py [http://localhost:30000]
 """

@@ -1,4 +1,4 @@
-"""kvflow's routes on SGLang's own HTTP server; they obey its API key like every other route."""
+"""kvflow's routes on SGLang's own HTTP server; they obey its API keys like every other route."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from sglang.srt.entrypoints import http_server
+from sglang.srt.utils.auth import AuthLevel, auth_level
 
 import kvflow
 from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavailableError
@@ -102,6 +103,7 @@ async def workflows() -> Any:
 
 
 @router.put("/policy")
+@auth_level(AuthLevel.ADMIN_OPTIONAL)
 async def policy(request: Request) -> Any:
     """Switch the eviction policy at run time: ``{"policy": "lru"}``."""
     body = await _json(request)

@@ -264,7 +264,8 @@ def test_kvflow_serve_starts_sglang_with_kvflow_and_its_routes_obey_the_api_key(
 
     port = free_port()
     command = [str(Path(sys.executable).parent / "kvflow"), "serve", str(model), "--cpu", "--policy", "lru", "--strict"]
-    command += ["--", "--port", str(port), "--max-total-tokens", "2048", "--api-key", "secret"]
+    command += ["--", "--port", str(port), "--max-total-tokens", "2048"]
+    command += ["--api-key", "secret", "--admin-api-key", "owner"]
     known = {"Authorization": "Bearer secret"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -283,5 +284,8 @@ def test_kvflow_serve_starts_sglang_with_kvflow_and_its_routes_obey_the_api_key(
         for path in ("status", "stats", "workflows", "cache", "graphs"):
             unknown = {"Authorization": "Bearer no"}
             assert httpx.get(f"http://127.0.0.1:{port}/kvflow/v1/{path}", headers=unknown).status_code == 401
+        url, change = f"http://127.0.0.1:{port}/kvflow/v1/policy", {"policy": "cost"}
+        assert httpx.put(url, json=change, headers=known).status_code == 401, "for the administrator's key alone"
+        assert httpx.put(url, json=change, headers={"Authorization": "Bearer owner"}, timeout=20).status_code == 200
     finally:
         stop(process)

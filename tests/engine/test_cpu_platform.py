@@ -20,7 +20,7 @@ from kvflow.patches import cpu
 from kvflow.patches.cpu.attention import attend, decode_rows, extend_new_rows
 from kvflow.patches.cpu.decoding import on_one_core
 from kvflow.patches.cpu.environment import bind_list, cpu_engine_environment, server_environment
-from kvflow.patches.cpu.launch import HOST, PORTS, free_port, log_tail
+from kvflow.patches.cpu.launch import HOST, PORTS, free_port, log_tail, start_server
 from kvflow.patches.cpu.model import build_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
@@ -282,6 +282,21 @@ def test_a_server_on_a_gpu_finds_the_packages_its_caller_finds(monkeypatch: pyte
     environment = server_environment()
     assert "PYTHONPATH" not in environment
     assert "SGLANG_HOST_IP" not in environment
+
+
+@pytest.mark.parametrize(("model", "offline"), [(".", "1"), ("Qwen/Qwen3-8B", None)])
+def test_only_a_model_that_has_to_be_fetched_is_looked_up(
+    model: str, offline: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    seen: list[dict[str, str]] = []
+
+    def spawn(*arguments: Any, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        seen.append(env)
+        return subprocess.Popen(["true"], start_new_session=True)
+
+    with start_server(model, log_path=tmp_path / "log", spawn=spawn):
+        assert seen[0].get("HF_HUB_OFFLINE") == offline
 
 
 def test_a_server_runs_the_kvflow_of_its_caller_though_another_one_is_installed(

@@ -35,23 +35,22 @@ def cpu_engine_environment(environment: Mapping[str, str], *, ranks: int = 1) ->
 
 
 def server_environment(
-    *, ranks: int = 1, python_path: Sequence[Path | str] = (), device: str = "cpu"
+    *, ranks: int = 1, python_path: Sequence[Path | str] = (), device: str = "cpu", offline: bool = True
 ) -> dict[str, str]:
     """Make the environment `launch_server` starts from.
 
     On the CPU engine inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller
     says, but for the folder by which kvflow was found: a server runs the same. ``KVFLOW_*`` stay. On other devices all
-    stay: what is installed there may be found by them. Nothing is looked up on model hubs, health checks do not
-    generate (they would leave radix nodes), and idle connections stay open.
+    stay: what is installed there may be found by them. Nothing is looked up on model hubs unless ``offline`` is false,
+    health checks do not generate (they would leave radix nodes), and idle connections stay open.
     """
     environment = dict(os.environ)
     if device == "cpu":
         kept = {name: value for name, value in environment.items() if not name.startswith(("SGLANG_", "PYTHON"))}
         python_path = [*python_path, *_found_by()]
         environment = cpu_engine_environment(kept, ranks=ranks)
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if offline else {}
     environment |= {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),

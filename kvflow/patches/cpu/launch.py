@@ -105,7 +105,7 @@ def start_server(
     """As `launch_server`, but whoever enters decides when to wait, so that several servers can start at once.
 
     Args:
-        model: what ``--model-path`` gets.
+        model: what ``--model-path`` gets: a folder, or a name on a model hub.
         log_path: file for the output of all its processes; overwritten.
         extra_args: further flags of SGLang, e.g. ``--enable-hierarchical-cache``. None are needed for the CPU engine.
         env: variables on top of those of `server_environment`.
@@ -118,7 +118,9 @@ def start_server(
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", device]
     command += ["--tp-size", str(tensor_parallel), "--dp-size", str(data_parallel), *extra_args]
     ranks = tensor_parallel * data_parallel
-    environment = server_environment(ranks=ranks, python_path=python_path, device=device) | dict(env or {})
+    local = Path(model).exists()
+    environment = server_environment(ranks=ranks, python_path=python_path, device=device, offline=local)
+    environment |= dict(env or {})
     server = _Starting(partial(spawn, env=environment), command, Path(log_path))
     try:
         yield server.ready
