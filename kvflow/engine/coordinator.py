@@ -153,7 +153,13 @@ class Coordinator:
         return self.boundary.observe((claim.workflow_type, claim.agent), claim.workflow_id, tokens)
 
     def tag(
-        self, claim: PromptClaim, path: Sequence[tuple[Node, int]], fixed_tokens: int, *, first: bool = True
+        self,
+        claim: PromptClaim,
+        path: Sequence[tuple[Node, int]],
+        fixed_tokens: int,
+        *,
+        first: bool = True,
+        fixed_digest: int | None = None,
     ) -> None:
         """Enter a claim on the nodes of its prompt.
 
@@ -165,6 +171,7 @@ class Coordinator:
             path: the prompt's nodes with the position of each node's last token + 1, deepest first.
             fixed_tokens: length of the fixed part; a node is fixed when it ends within it.
             first: this is the first time this request's nodes are tagged, so what is there is from earlier ones.
+            fixed_digest: of the declared fixed part; None if it is not declared or too short.
 
         Cost: O(nodes that are new to the claim) and those of the fixed part.
         """
@@ -183,7 +190,7 @@ class Coordinator:
         if held.placed != (held.since_s is not None):
             held.placed = not held.placed
             clock.version += 1
-        enter(held, path, fixed_tokens, clock.now_s)
+        enter(held, path, fixed_tokens, clock.now_s, fixed_digest)
 
     def found(self, claim: Claim, lost: Node, path: Sequence[tuple[Node, int]]) -> None:
         """What had left the cache is there again, under other nodes; what is not is forgotten.

@@ -13,7 +13,7 @@ Path = Sequence[tuple[Node, int]]
 """A prompt's nodes with the position of each node's last token + 1, deepest first."""
 
 
-def enter(held: Claim, path: Path, fixed_tokens: int, now_s: float) -> None:
+def enter(held: Claim, path: Path, fixed_tokens: int, now_s: float, fixed_digest: int | None = None) -> None:
     """Enter a claim on the nodes of its prompt; what only its previous prompt needed is superseded.
 
     Args:
@@ -21,11 +21,13 @@ def enter(held: Claim, path: Path, fixed_tokens: int, now_s: float) -> None:
         path: the prompt.
         fixed_tokens: length of its fixed part; a node is fixed when it ends within it.
         now_s: clock reading.
+        fixed_digest: of its declared fixed part; None for what the claim's latest prompt begins with.
 
     Cost: O(nodes that are new to the claim) and those of the fixed part.
     """
     fixed_tokens = _shared_tokens(held, path, fixed_tokens)
-    prompt = held.own_prompt = held.role.prompt = held.own_prompt or held.role.prompt_of(None)
+    known = held.own_prompt if fixed_digest is None else None
+    prompt = held.own_prompt = held.role.prompt = known or held.role.prompt_of(fixed_digest)
     prompt.tokens = fixed_tokens
     _enter_tail(held, path, fixed_tokens, now_s)
     for node, end in reversed(path):

@@ -88,11 +88,14 @@ class Program:
     held_since_s: float | None = None
     digests: dict[Agent, array[int]] = field(default_factory=dict)
     tails: list[Tail] = field(default_factory=list)
-    told_apart: list[tuple[Hashable, int, int, int]] = field(default_factory=list)
+    told_apart: list[tuple[Hashable, int, int, int | None]] = field(default_factory=list)
 
     def tails_of(self, contexts: Mapping[Hashable, Context], unit_tokens: int) -> list[Tail]:
         """Tell contexts apart that the program will use, unless they are as they were."""
-        these = [(key, one.tokens, one.fixed_tokens, len(one.digests)) for key, one in contexts.items()]
+        these = [
+            (key, one.tokens, one.fixed_tokens, one.digests[-1] if one.digests else None)
+            for key, one in contexts.items()
+        ]
         if these != self.told_apart:
             self.tails, self.told_apart = told_apart(contexts, unit_tokens), these
         return self.tails
@@ -167,16 +170,20 @@ class Holdings:
         """Whether anything has been heard of a program since it was last looked at. Cost: O(its workflows)."""
         return any(self._claims.updated_since(workflow_id, program.updates) for workflow_id in program.workflows)
 
+    def alive(self, program: Program) -> bool:
+        """Whether a program is still under way. Cost: O(its workflows)."""
+        return bool(program.requests) or any(self._claims.of(name) is not None for name in program.workflows)
+
     def look(self, program: Program) -> bool:
         """Bring the view of a program up to date; tells whether it is still under way.
 
-        Cost: O(contexts and requests of the program).
+        Cost: O(contexts and requests of the program), and units of those that have changed.
         """
         program.looked_s, program.updates = self._claims.clock.now_s, self._claims.updates
         view, requests = program.view, program.requests
         contexts = {key: self._asked(request) for key, request in requests.items()}
         likelihood: dict[Hashable, float] = dict.fromkeys(contexts, 1.0)
-        brought = [request.fixed_prompt.parts(self._cached) for request in requests.values() if request.fixed_prompt]
+        brought = [prompt.parts(self._cached) for each in requests.values() if (prompt := self._fixed_prompt(each))]
         asking = {request.agent for request in requests.values()}
         view.fixed_tokens = fixed = {}
         view.fixed_due_s = due_s = {}
@@ -215,8 +222,16 @@ class Holdings:
             elif all(request.claim.workflow_id != workflow_id for request in program.requests.values()):
                 program.forget(workflow_id)
 
-    def missing(self, claim: PromptClaim) -> Missing:
-        """What the device lacks of what an agent goes on from, if it does. Cost: O(nodes that it lacks)."""
+    def missing(self, claim: PromptClaim, program: Program, digests: Sequence[int]) -> Missing:
+        """What the device lacks of what an agent goes on from, if it does.
+
+        Args:
+            claim: whose request it is.
+            program: of these.
+            digests: of the request; other agents' contexts may begin with the same text.
+
+        Cost: O(nodes that it lacks).
+        """
         known = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
         if known is None:
             return Missing()
@@ -232,7 +247,22 @@ class Holdings:
             else:
                 break
             node = node.parent
+        if lost_tokens + host_tokens:
+            others_tokens = self._on_device(program, (claim.workflow_id, claim.agent), digests)
+            found_tokens = max(0, others_tokens - (context_tokens - lost_tokens - host_tokens))
+            lost_tokens -= min(lost_tokens, max(0, found_tokens - host_tokens))
+            host_tokens -= min(host_tokens, found_tokens)
         return Missing(context_tokens=context_tokens, lost_tokens=lost_tokens, host_tokens=host_tokens)
+
+    def _on_device(self, program: Program, agent: Agent, digests: Sequence[int]) -> int:
+        """How much of a prompt the device has as the beginning of other agents' contexts."""
+        tokens = 0
+        for other, theirs in islice(reversed(program.digests.items()), _LATEST):
+            claim = (self._claims.of(other[0]) or {}).get(other[1])
+            tip = claim.tip if other != agent and claim is not None else None
+            if tip is not None and self._cached(tip) and not tip.evicted:
+                tokens = max(tokens, self._common_tokens(digests, other, theirs))
+        return tokens
 
     def _asked(self, request: Request) -> Context:
         return Context(request.tokens, self._fixed_tokens(request), request.digests)
@@ -242,18 +272,31 @@ class Holdings:
 
     def known_tokens(self, request: Request) -> int:
         """Length of the part of a prompt that has been computed before, be it cached or not."""
+        known, digests = self._claim(request), request.program.digests
+        known_tokens = self._fixed_tokens(request)
+        if request.digests and digests:
+            for agent, other in islice(reversed(digests.items()), _LATEST):
+                known_tokens = max(known_tokens, self._common_tokens(request.digests, agent, other))
+        elif known is not None and known.role.reuses_tails:
+            known_tokens = max(known_tokens, known.context_tokens)
+        return min(request.tokens, known_tokens)
+
+    def _common_tokens(self, digests: Sequence[int], agent: Agent, theirs: Sequence[int]) -> int:
+        """What a prompt has in common with what an agent was asked last."""
+        units = common_units(digests, theirs)
+        if not units or units < len(theirs):
+            return units * self._unit_tokens
+        whole = (self._claims.of(agent[0]) or {}).get(agent[1])
+        return max(units * self._unit_tokens, whole.context_tokens if whole is not None else 0)
+
+    def _fixed_prompt(self, request: Request) -> FixedPrompt | None:
+        """What a request's prompt begins with: as it says, or as its agent's last one did."""
         known = self._claim(request)
-        if known is not None and known.context_tokens:
-            known_tokens = known.context_tokens
-        else:
-            known_tokens = request.fixed_prompt.tokens if request.fixed_prompt is not None else 0
-        latest = islice(reversed(request.program.digests.values()), _LATEST)
-        units = max((common_units(request.digests, other) for other in latest), default=0)
-        return max(known_tokens, units * self._unit_tokens)
+        if request.fixed_prompt is None and known is not None and known.context_tokens:
+            return known.fixed_prompt
+        return request.fixed_prompt
 
     def _fixed_tokens(self, request: Request) -> int:
         """Length of the part of a prompt that its agent has in common with other programs."""
-        known = self._claim(request)
-        if known is not None and known.context_tokens:
-            return known.context_tokens - known.tail_tokens
-        return min(request.fixed_prompt.tokens, request.tokens) if request.fixed_prompt is not None else 0
+        prompt = self._fixed_prompt(request)
+        return min(prompt.tokens, request.tokens) if prompt is not None else 0

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.lost import cached_part
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
 from kvflow.engine.turns import Asked
@@ -63,11 +64,11 @@ class Pioneers:
         return None if cached_tokens and _is_all(cached_tokens, prompt.tokens) else prompt
 
     def _cached_tokens(self, prompt: FixedPrompt) -> int:
-        """How much of a fixed prompt is in the cache."""
-        tip = prompt.tip
-        if tip is None or tip.owners is None or not self._cached(tip) or (tip.evicted and not tip.backuped):
+        """How much of a fixed prompt is in the cache; none if much of it has been lost."""
+        tip, lost_tokens = cached_part(prompt.tip, self._cached)
+        if tip is None or tip.owners is None or lost_tokens >= _LEAST_SHARED_TOKENS:
             return 0
-        return tip.owners.end_tokens
+        return 0 if tip.evicted and not tip.backuped else tip.owners.end_tokens
 
     def _has_computed(self, claim: PromptClaim) -> bool:
         """Whether the fixed part of the prompt has been computed."""

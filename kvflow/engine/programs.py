@@ -83,7 +83,7 @@ class Programs:
     @property
     def under_way(self) -> int:
         """Number of programs that have not ended. Cost: O(programs)."""
-        return sum(self._holdings.look(program) for program in self._programs.values())
+        return sum(self._holdings.alive(program) for program in self._programs.values())
 
     @property
     def known(self) -> int:
@@ -126,7 +126,7 @@ class Programs:
         if program.view.admitted and program.answered_s is not None:
             if not program.requests:
                 self._typical.paused(now_s - program.answered_s)
-            if self._within_device and self._margin.missed(self._missed_share(claim), now_s):
+            if self._within_device and self._margin.missed(self._missed_share(claim, program, digests), now_s):
                 self._spare_tokens = 0
         if claim.workflow_id not in program.workflows:
             program.workflows[claim.workflow_id] = None
@@ -140,9 +140,9 @@ class Programs:
         program.view.waiting = True
         self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
 
-    def _missed_share(self, claim: PromptClaim) -> float:
+    def _missed_share(self, claim: PromptClaim, program: Program, digests: Sequence[int]) -> float:
         """What bringing an agent's context back takes, as a share of computing all of it."""
-        tokens, lost_tokens, host_tokens = self._holdings.missing(claim)
+        tokens, lost_tokens, host_tokens = self._holdings.missing(claim, program, digests)
         if not tokens or not lost_tokens + host_tokens:
             return 0.0
         found_tokens = max(0, tokens - lost_tokens)
@@ -166,11 +166,16 @@ class Programs:
 
     def retracted(self, key: Hashable) -> None:
         """A request has lost its memory to others: less fits than was thought."""
+        if key in self._requests:
+            self.stopped(key)
+            if self._margin.retracted(self._claims.clock.now_s):
+                self._spare_tokens = 0
+
+    def stopped(self, key: Hashable) -> None:
+        """A request has lost its memory, and waits again."""
         request = self._requests.get(key)
         if request is not None:
             self._run(request, running=False)
-            if self._margin.retracted(self._claims.clock.now_s):
-                self._spare_tokens = 0
 
     def left(self, key: Hashable, generated_tokens: int, digests: Sequence[int] = ()) -> None:
         """A request has been answered or given up; the latter say nothing about how much is generated.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvflow.engine.clock import Clock
+from kvflow.engine.lost import cached_part
 from kvflow.engine.ports import Node
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class FixedPrompt:
             cached: whether a node is in the cache at all.
         """
         parts: dict[Hashable, int] = {}
-        node: Any = self.tip if self.tip is not None and cached(self.tip) else None
+        node: Any = cached_part(self.tip, cached)[0]
         while node is not None and node.parent is not None:
             parts[node] = len(node.key)
             node = node.parent

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.lost import cached_part
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt
 from kvflow.policy import ProgramAdmission
@@ -21,7 +22,7 @@ _LONGEST_WAIT = 2.0
 """Mean waits after which a request is no longer overtaken."""
 _LEAST_NEED_S = 0.001
 _MOST_NODES = 16
-"""Looked at to see where what the device lacks of a context begins: long sessions have hundreds."""
+"""Looked at to see where what is lost of a context begins, or what the device lacks: long sessions have hundreds."""
 _MOST_ORDERED = 256
 """Beyond so many, requests keep their order: SGLang's limit for such work is 128."""
 
@@ -104,10 +105,13 @@ class Turns:
     def _context(self, asked: Asked) -> tuple[int, int]:
         """How much of a prompt is cached, as far as claims tell, and how much of that only on the host."""
         held, prompt = self._held(asked), self._prompt(asked)
-        if held is not None and held.tip is not None and self._cached(held.tip):
-            return held.context_tokens, _lacking_tokens(held.tip, held.context_tokens)
-        if prompt is not None and prompt.tip is not None and self._cached(prompt.tip):
-            return prompt.tokens, _lacking_tokens(prompt.tip, prompt.tokens)
+        parts = [(held.tip, held.context_tokens)] if held is not None else []
+        parts += [(prompt.tip, prompt.tokens)] if prompt is not None else []
+        for end, tokens in parts:
+            tip, lost_tokens = cached_part(end, self._cached, _MOST_NODES)
+            found_tokens = max(0, tokens - lost_tokens)
+            if tip is not None and found_tokens:
+                return found_tokens, _lacking_tokens(tip, found_tokens)
         return 0, 0
 
 

@@ -37,12 +37,13 @@ class Gate:
         self._queued: dict[str, int] = {}
         self._failed = self._idle = False
         self._looks = False
+        self._scheduler: Any = None
         self._guard = Guard("admission")
 
     def hold(self, scheduler: Any) -> list[Any]:
         """Put the requests that may run in their order, and take the others out of the queue and return them."""
         queue: list[Any] = scheduler.waiting_queue
-        self._looks = True
+        self._scheduler, self._looks = scheduler, True
         self._idle = self.programs.at_rest and self._guard.run(_without_claims, queue, default=False)
         if self._idle:  # most passes decode, or nobody has hints
             self._queued = {}
@@ -82,6 +83,8 @@ class Gate:
         if req.finished():
             generated_tokens = 0 if refused(req) else len(req.output_ids)
             self._guard.run(self.programs.left, req.rid, generated_tokens, digests, default=None)
+        elif getattr(self._scheduler, "_engine_paused", False):  # everybody loses their memory then
+            self._guard.run(self.programs.stopped, req.rid, default=None)
         else:
             self._guard.run(self.programs.retracted, req.rid, default=None)
 

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvflow import config
-from kvflow.engine import is_exclusive
+from kvflow.engine import digest_of_head, is_exclusive
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
 from kvflow.patches.claim import claim_of, refused
@@ -215,7 +215,8 @@ class KvflowRadixCache(UnifiedRadixCache):
                 )
             )
             path = self.path_of(req)
-        self.coordinator.tag(claim, path, fixed_tokens, first=first)
+        digest = digest_of_head(self.watch.digests(req), claim.fixed_tokens or 0, self.tree_core.unit_tokens)
+        self.coordinator.tag(claim, path, fixed_tokens, first=first, fixed_digest=digest)
 
     def _answered(self, req: Any) -> None:
         """Let the claim of a request know that it is over, or was retracted and starts again later."""

@@ -14,7 +14,7 @@ from math import ceil
 import simpy
 from simpy.events import ProcessGenerator
 
-from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, brought_tokens
+from kvflow.engine import Accounting, Coordinator, Guard, Programs, Tier, brought_tokens, digest_of_head
 from kvflow.sim.admission import Everyone
 from kvflow.sim.ahead import Ahead
 from kvflow.sim.memory import Memory
@@ -239,7 +239,9 @@ class Server:
         if 0 < fixed <= node.end and all(end != fixed * page for _, end in path):
             self._tree.match(request.whole, None, fixed)
             path = node.path_with_ends(page)
-        self._coordinator.tag(request.claim, path, fixed * page, first=not request.tagged)
+        digests, declared = request.prompt.digests, request.claim.fixed_tokens or 0
+        digest = digest_of_head(digests, declared, self._accounting.unit_tokens)
+        self._coordinator.tag(request.claim, path, fixed * page, first=not request.tagged, fixed_digest=digest)
         request.tagged = True
 
     def _fixed_tokens(self, request: Request) -> int:

@@ -108,3 +108,19 @@ def test_nobody_waits_for_what_a_beam_search_computes(gate: Gate) -> None:
 
 def test_nobody_is_late_for_a_gate_that_never_looks(gate: Gate) -> None:
     assert not gate.late(request("a", "a")), "SGLang does not call it here, and nobody would be let in"
+
+
+def test_a_pause_of_all_generation_does_not_teach_that_less_fits(gate: Gate) -> None:
+    running = request("a", "a")
+    scheduler = SimpleNamespace(waiting_queue=[running], _engine_paused=False)
+    seen(gate, scheduler, starts=1)
+    scheduler._engine_paused = True
+    running.finished = lambda: False
+    share = gate.programs._margin.share
+    gate.left(running, [])
+    assert gate.programs._margin.share == share
+    scheduler._engine_paused = False
+    scheduler.waiting_queue = [running]
+    assert seen(gate, scheduler, starts=1) == ["a"]
+    gate.left(running, [])
+    assert gate.programs._margin.share > share

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
+from kvflow.engine import Programs, PromptClaim
 from kvflow.engine.conversations import Context, Tail, common_units, live_tokens, told_apart
+from kvflow.engine.holdings import Program
+from kvflow.policy import ProgramAdmission, ProgramView, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
+from tests.unit.engine.test_claims import FakeNode
 from tests.unit.engine.test_programs import Table
 
 UNIT = 10
@@ -96,3 +101,98 @@ def test_a_request_takes_the_place_of_its_agents_context() -> None:
     table.start("other", 50_000)
     key = table.ask("talk", 40_000, agent="a", key="again", digests=list(range(20_000, 20_625)))
     assert table.allowed(key) == [key], "40,000 of other text, and 50,000 on 100,000"
+
+
+def test_contexts_of_the_same_length_are_told_apart_anew_when_their_text_changes() -> None:
+    program = Program(ProgramView(), 0.0, 0.0)
+    alike = {"a": Context(25, digests=[1, 2]), "b": Context(25, digests=[1, 2])}
+    assert [tail.own_tokens for tail in program.tails_of(alike, UNIT)] == [25, 0]
+    other = {"a": Context(25, digests=[1, 2]), "b": Context(25, digests=[8, 9])}
+    assert [tail.own_tokens for tail in program.tails_of(other, UNIT)] == [25, 25]
+
+
+def test_what_an_agent_asks_anew_every_time_is_new() -> None:
+    table = Table()
+    path = [FakeNode(key=range(1_984), parent=FakeNode(key=range(0)))]
+    for number in range(300):
+        digests = [*range(31), *range(1_000 * number + 100, 1_000 * number + 115)]
+        key = table.ask("w", 3_000, key=str(number), digests=digests)
+        table.allowed(key)
+        table.programs.started(key)
+        tail = FakeNode(key=range(1_016), parent=path[0])
+        claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+        table.coordinator.tag(claim, [(tail, 3_000), (path[0], 1_984)], 1_984)
+        table.programs.left(key, 64, digests)
+    assert table.programs._typical.step.new_tokens == pytest.approx(1_016, rel=0.2)
+
+
+def test_what_goes_on_from_a_context_is_known_to_its_last_token() -> None:
+    table = Table()
+    for number in range(3):
+        tokens = 1_000 + 50 * number
+        digests = list(range(tokens // 64))
+        key = table.ask("w", tokens, key=str(number), digests=digests)
+        table.allowed(key)
+        table.programs.started(key)
+        claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+        table.coordinator.tag(claim, [(FakeNode(key=range(tokens)), tokens)], 0)
+        table.programs.left(key, 10, digests)
+    assert table.programs._typical.step.new_tokens < 1_000 * 0.98**2 + 50
+
+
+def test_a_request_is_measured_with_its_own_fixed_prompt() -> None:
+    table = Table()
+    key = table.ask("w", 9_000)
+    assert table.allowed(key) == [key]
+    table.programs.started(key)
+    node = FakeNode(key=range(8_000), parent=FakeNode(key=range(0)))
+    tail = FakeNode(key=range(1_000), parent=node)
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a", fixed_tokens=8_000)
+    table.coordinator.tag(claim, [(tail, 9_000), (node, 8_000)], 8_000)
+    view = table.programs._programs["w"].view
+    table.coordinator.tick(1.0)
+    table.ask("big", 99_000)
+    table.allowed("big")
+    assert view.live_tokens + sum(view.fixed_tokens.values()) >= 9_000, "the fixed part is not declared, and counts"
+    table.programs.left(key, 10)
+    table.programs.arrived("next", replace(claim, fixed_tokens=500), 9_000, [5])
+    table.coordinator.tick(2.0)
+    table.allowed("next", "big")
+    assert view.live_tokens + sum(view.fixed_tokens.values()) >= 9_000, "of which 500 are another fixed part"
+
+
+def test_text_that_another_agent_has_brought_back_is_not_missed() -> None:
+    table, gone = Table(), [FakeNode()]
+    table.programs = Programs(
+        table.coordinator.claims, ProgramAdmission(ServingCosts()), cached=lambda node: node not in gone
+    )
+    said = talk(table, "a", "b")
+    claims = table.coordinator.claims.of("talk") or {}
+    root = FakeNode(key=range(0))
+    lost = FakeNode(key=range(30_000), parent=root)
+    gone[:] = [lost]
+    for held in claims.values():
+        held.tip = lost
+    table.programs._programs["talk"].view.admitted = True
+    key = table.ask("talk", 30_000, agent="b", key="b", digests=said)
+    before = table.programs._margin.share
+    assert before > 0.05, "it has been computed again"
+    table.allowed(key)
+    table.programs.started(key)
+    claims["b"].tip = FakeNode(key=range(30_000), parent=root)
+    table.programs.left(key, 10, said)
+    table.coordinator.tick(1.0)
+    before = table.programs._margin.share
+    table.ask("talk", 30_000, agent="a", key="a", digests=said)
+    assert table.programs._margin.share == before
+
+
+def test_asking_how_many_programs_are_under_way_changes_nothing() -> None:
+    table = Table()
+    table.start("a", 1_000)
+    looked_s = table.programs._programs["a"].looked_s
+    assert table.programs.under_way == 1
+    assert table.programs._programs["a"].looked_s == looked_s
+    table.answer("a")
+    table.end("a")
+    assert table.programs.under_way == 0

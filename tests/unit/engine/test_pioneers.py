@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvflow.engine import PromptClaim
+from kvflow.engine import Programs, PromptClaim
+from kvflow.policy import ProgramAdmission, ServingCosts
 from tests.unit.engine.test_claims import FakeNode
 from tests.unit.engine.test_programs import Table, sibling
 
@@ -53,3 +54,39 @@ def test_nobody_waits_for_a_prompt_of_unknown_length() -> None:
     table = Table()
     keys = [sibling(table, name, fixed_tokens=None) for name in "abc"]
     assert table.allowed(*keys) == ["a", "b", "c"]
+
+
+def test_a_few_lost_tokens_are_computed_side_by_side() -> None:
+    table, gone = Table(), [FakeNode()]
+    table.programs = Programs(
+        table.coordinator.claims, ProgramAdmission(ServingCosts()), cached=lambda node: node not in gone
+    )
+    body = FakeNode(key=range(4_992), parent=FakeNode(key=range(0)))
+    tip = FakeNode(key=range(64), parent=body)
+    tail = FakeNode(key=range(900), parent=tip)
+    key = sibling(table, "first", 5_056, digest=7)
+    assert table.allowed(key) == [key]
+    table.programs.started(key)
+    claim = PromptClaim(workflow_id="first", workflow_type="t", agent="a", fixed_tokens=5_056)
+    table.coordinator.tag(claim, [(tail, 5_956), (tip, 5_056), (body, 4_992)], 5_056, fixed_digest=7)
+    table.programs.left(key, 10)
+    keys = [sibling(table, name, 5_056, digest=7) for name in "bc"]
+    gone[:] = [tip, tail]
+    assert table.allowed(*keys) == ["b", "c"]
+    gone[:] = [tip, tail, body]
+    assert table.allowed(*keys) == ["b"]
+
+
+def test_a_prompt_is_there_only_once_it_has_been_computed_itself() -> None:
+    """Though its agent has computed another one since."""
+    table = Table()
+    first = sibling(table, "w", 5_000, digest=7)
+    assert table.allowed(first) == [first]
+    table.programs.started(first)
+    again = PromptClaim(workflow_id="w", workflow_type="t", agent="a", fixed_tokens=5_000)
+    table.programs.arrived("second", again, 6_000, [9])
+    node = FakeNode(key=range(6_000), parent=FakeNode(key=range(0)))
+    fixed = FakeNode(key=range(5_000), parent=node)
+    table.coordinator.tag(again, [(fixed, 5_000)], 5_000, fixed_digest=7)
+    third = sibling(table, "other", 5_000, digest=9)
+    assert table.allowed("second", third) == ["second"], "both would compute the prompt with digest 9"

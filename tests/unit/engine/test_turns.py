@@ -148,3 +148,15 @@ def test_in_a_very_long_queue_only_the_front_is_ordered() -> None:
     queue = Queue(**{name: 1_000 if name in ("r255", "r256") else 100_000 for name in names})
     queue.coordinator.claims.clock.queue_s = 1.0
     assert queue.order(*names) == ["r255", *names[:255], *names[256:]]
+
+
+def test_what_is_left_of_a_context_whose_end_is_lost_counts_as_cached() -> None:
+    queue = Queue(new=9_000, kept=30_000)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    body = FakeNode(key=range(29_900), parent=FakeNode(key=range(0)))
+    tip = FakeNode(key=range(64), parent=body)
+    queue.coordinator.tag(queue.asked["kept"].claim, [(tip, 29_964), (body, 29_900)], 0)
+    queue.gone.append(tip)
+    assert queue.order("new", "kept") == ["kept", "new"]
+    queue.gone.append(body)
+    assert queue.order("new", "kept") == ["new", "kept"]
