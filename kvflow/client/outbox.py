@@ -7,6 +7,7 @@ along (:meth:`Outbox.take`), so that the server knows them before it plans that 
 A workflow's facts reach a server in the order in which they were recorded, save that a request may overtake the batch
 that is being posted in that moment. A fact that rides on a request shares its fate, which is why it rides with its own
 workflow only: what that workflow does next makes good for it, and nobody's end is lost with somebody else's request.
+What nothing makes good for, feedback, is posted.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
 MAX_PENDING = 1024
 LINGER_S = 0.05
 EXIT_FLUSH_S = 0.5
+_ALONE = frozenset({"kvflow.feedback"})
+"""Facts that do not ride: nothing that the workflow does next would make good for them."""
 _ENVELOPE_BYTES = 256
 """Room for what an envelope holds besides its actions."""
 
@@ -119,7 +122,8 @@ class Outbox:
         with self._changed:
             queue, taken = self._pending[server], []
             for action in list(queue):
-                if workflow_id in (None, action["payload"]["workflow_id"]):
+                riding = workflow_id == action["payload"]["workflow_id"] and action["action_type"] not in _ALONE
+                if workflow_id is None or riding:
                     room_bytes -= len(json.dumps(action)) + 2
                     if room_bytes < 0 or len(taken) == most:
                         break

@@ -59,7 +59,7 @@ def step_started(step: Step) -> None:
         "step_start",
         step.context,
         type=step.workflow.type,
-        tenant=step.workflow.options.tenant,
+        tenant=step.workflow.tenant,
         outer=outer.context.step_id if outer and inside else None,
         fixed_tokens=step.options.fixed_prompt_tokens,
         fixed_messages=step.options.fixed_prompt_messages,

@@ -192,7 +192,7 @@ class Step(Scope[StepContext]):
             "step_id": self.context.step_id,
             "parent_workflow_id": self.workflow.parent_id,
             "final": self.options.final,
-            "tenant": self.workflow.options.tenant,
+            "tenant": self.workflow.tenant,
         }
 
 
@@ -203,11 +203,12 @@ class Workflow(Scope["Workflow"]):
         id: what servers know this run by.
         type: the kind of workflow.
         parent_id: the workflow this one runs in.
+        tenant: whose it is: as it says, or that of the workflow it runs in.
         ended: whether the run is over; what still goes on in it then is none of the servers' business.
         segments: texts that its agents hand to each other, with their names, the latest last.
     """
 
-    __slots__ = ("_main", "ended", "id", "options", "parent_id", "segments", "type")
+    __slots__ = ("_main", "ended", "id", "options", "parent_id", "segments", "tenant", "type")
 
     def __init__(self, options: WorkflowOptions) -> None:
         super().__init__()
@@ -215,6 +216,7 @@ class Workflow(Scope["Workflow"]):
         self.type = options.type
         self.id = options.id or uuid4().hex
         self.parent_id: str | None = None
+        self.tenant = options.tenant
         self.ended = False
         self.segments: dict[str, str | None] = {}
         self._main = Step(StepOptions(agent=MAIN))
@@ -232,7 +234,9 @@ class Workflow(Scope["Workflow"]):
     def start(self) -> Step:
         """Begin the run; returns the step of what runs outside every agent."""
         outer = active_step()
-        self.parent_id = outer.workflow.id if outer else None
+        if outer:
+            self.parent_id = outer.workflow.id
+            self.tenant = self.tenant or outer.workflow.tenant
         self._main.join(self, outer)
         if self.options.graph:
             announce(self.options.graph)
@@ -259,7 +263,7 @@ class Workflow(Scope["Workflow"]):
             agent=END,
             parent_workflow_id=self.parent_id,
             final=True,
-            tenant=self.options.tenant,
+            tenant=self.tenant,
         )
         recorder.workflow_ended(self)
 

@@ -32,6 +32,9 @@ _ENDS: dict[str, str] = {"__start__": START, "__end__": END}
 _MOST = 65536
 """Runs that are open at once; those that were abandoned, such as streams nobody reads to the end, are left then."""
 _MOST_ASKED = 4096
+_PREBUILT = frozenset({"agent", "model", "tools"})
+"""Nodes of the agents that LangGraph and LangChain make: the one that asks, under two names, and its tools."""
+_MOST_CHARS = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,9 +45,11 @@ class _Run:
         main: the step of what runs in the app outside every node; None where the app's own run is not known.
         scope: what is told of it; None for a chain.
         before: the step that was current before.
+        node: the step of the node that the run is, or is in.
     """
 
     main: Step | None
+    node: Step | None = None
     scope: Scope[Any] | None = None
     before: Step | None = None
 
@@ -117,24 +122,28 @@ class Hints(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        """The app starts, or one of its nodes; what runs inside a node is the node's business.
+        """The app starts, or one of its nodes.
+
+        A prebuilt agent that is a node of the app is one agent: its node. Nodes of other apps inside a node are steps
+        called ``outer/inner``.
 
         The app has a parent where it is part of a chain, and has been given its callbacks by ``with_config``. Nodes are
         found by their parents, since an app that is streamed runs each of them in the context of whoever wants more;
         and whoever reads a stream is not part of it.
         """
         node = (metadata or {}).get("langgraph_node")
-        main = self._main_of(parent_run_id)
+        main, outer = self._main_of(parent_run_id), self._node_of(parent_run_id)
         if parent_run_id is None or (node is None and main is None and active_step() is None):
             before = current_step.get()
             started = Workflow(self._options)
             started.__enter__()
             self._keep(run_id, _Run(main=current_step.get(), scope=started, before=before))
             current_step.set(before)
-        elif node is None or more.get("name") != node:
-            self._keep(run_id, _Run(main=main))
+        elif node is None or more.get("name") != node or _is_of(outer, node):
+            self._keep(run_id, _Run(main=main, node=outer))
         else:
-            self._enter(run_id, step(node) if node not in _ENDS else None, main)
+            name = node if outer is None else f"{outer.options.agent}/{node}"[:_MOST_CHARS]
+            self._enter(run_id, step(name) if node not in _ENDS else None, main)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **more: Any) -> None:
         """The app, or a node, is done."""
@@ -170,13 +179,19 @@ class Hints(BaseCallbackHandler):
         run = self._open.get(run_id) if run_id is not None else None
         return run.main if run is not None else None
 
+    def _node_of(self, run_id: UUID | None) -> Step | None:
+        """The step of the innermost node that a run is in."""
+        run = self._open.get(run_id) if run_id is not None else None
+        return run.node if run is not None else None
+
     def _enter(self, run_id: UUID, scope: Any | None, main: Step | None) -> None:
         before = current_step.get()
         if main is not None and not _is_in(active_step(), main.workflow):
             current_step.set(main)
         if scope is not None:
             scope.__enter__()
-        self._keep(run_id, _Run(main=main, scope=scope, before=before))
+        node = scope if isinstance(scope, Step) else None
+        self._keep(run_id, _Run(main=main, node=node, scope=scope, before=before))
 
     def _keep(self, run_id: UUID, run: _Run) -> None:
         self._open[run_id] = run
@@ -217,6 +232,11 @@ class Hints(BaseCallbackHandler):
         if step is None or asked is None or step.context.agent in asked.agents:
             return None
         return asked.last
+
+
+def _is_of(outer: Step | None, node: str) -> bool:
+    """Whether a node inside another one is a part of it: a prebuilt agent's, or its app, which bears its name."""
+    return outer is not None and (node in _PREBUILT or node == outer.options.agent.rpartition("/")[2])
 
 
 def _is_in(step: Step | None, workflow: Workflow) -> bool:

@@ -200,8 +200,13 @@ class Front:
             self.malformed += 1
             raise
         self.plane.count(decoded.outcomes)
-        facts = self._take(decoded.facts)
-        return [*facts, *await commands_http.execute(self, decoded.commands, with_request=False), *decoded.outcomes]
+        outcomes = self._take(decoded.facts)
+        outcomes += await commands_http.execute(self, decoded.commands, with_request=False)
+        if decoded.segments is not None:
+            alone = _outcome_of(decoded.segments, Status.REJECTED, "no request carries it")
+            self.plane.count([alone])
+            outcomes.append(alone)
+        return [*outcomes, *decoded.outcomes]
 
     async def ask(self, op: str, **arguments: Any) -> list[KvflowAnswer]:
         """Put a question to every data-parallel replica.
@@ -255,7 +260,7 @@ class Front:
             reuse = {"slots": slots, "mode": item.segments.mode}
             if not slots and (item.segments.ranges or item.segments.messages):
                 status, reason = Status.MISSING, "none of its texts were found in the prompt"
-        self.plane.count([Outcome(action_id=item.action_id, action_type=SEGMENTS_TYPE, status=status, reason=reason)])
+        self.plane.count([_outcome_of(item, status, reason)])
         return reuse
 
     def _claim(self, step: StepFact) -> PromptClaim:
@@ -304,6 +309,10 @@ class Front:
                 logger.debug("the schedulers are too busy to say how long requests wait")
             except Exception:
                 note("learning waits")
+
+
+def _outcome_of(item: DecodedSegments, status: Status, reason: str) -> Outcome:
+    return Outcome(action_id=item.action_id, action_type=SEGMENTS_TYPE, status=status, reason=reason)
 
 
 def _own_step(facts: tuple[DecodedFact, ...], outcomes: list[Outcome]) -> StepFact | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from sglang.srt.entrypoints import http_server
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
@@ -16,7 +17,7 @@ from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavai
 from kvflow.graph import to_dict, to_dot, to_mermaid
 from kvflow.hints import VERBS
 from kvflow.hints.models import FACT_MODELS
-from kvflow.patches import switch, versions
+from kvflow.patches import intake, switch, versions
 from kvflow.patches.front import Front
 from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer
@@ -30,9 +31,15 @@ router = APIRouter(prefix=PREFIX)
 
 
 def install(server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: Any) -> None:
-    """Add the routes (hook before ``_setup_and_run_http_server``)."""
-    if all(getattr(route, "path", "") != f"{PREFIX}/status" for route in http_server.app.routes):
-        http_server.app.include_router(router)
+    """Add the routes (hook before ``_setup_and_run_http_server``).
+
+    One by one: SGLang looks among the app's own routes for which key one wants.
+    """
+    if any(getattr(route, "path", "") == f"{PREFIX}/status" for route in http_server.app.routes):
+        return
+    for route in router.routes:
+        assert isinstance(route, APIRoute)
+        http_server.app.add_api_route(route.path, route.endpoint, methods=[*(route.methods or ())])
 
 
 @router.get("/status")
@@ -75,7 +82,7 @@ async def stats(reset: bool = False) -> Any:
     return {
         "total": add_up(replicas),
         "replicas": replicas,
-        "hints": {"outcomes": outcomes, "malformed": front.malformed},
+        "hints": {"outcomes": outcomes, "malformed": front.malformed + intake.refused},
         "waits": {"queue_s": front.plane.forecaster.queue_s, "reload_s": front.plane.forecaster.reload_s},
         "live_workflows": len(front.plane),
     }
@@ -186,7 +193,7 @@ def _failed(answers: list[KvflowAnswer]) -> JSONResponse | None:
 async def _json(request: Request) -> Any:
     try:
         return await request.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

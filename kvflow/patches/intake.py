@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -23,7 +24,11 @@ from kvflow.patches.token_cache import TokenCache
 
 logger = logging.getLogger(__name__)
 
+refused = 0
+"""Requests whose hints were malformed, as far as they have not come to the :class:`~kvflow.patches.front.Front`."""
+
 _MIN_SHARE = 0.9
+_counting = threading.Lock()
 _rendered = TokenCache(max_bytes=32 * 2**20)
 
 
@@ -37,6 +42,7 @@ def generate_contract(result: str | None, body: Any) -> str | None:
             if envelope:  # SGLang takes what is empty for nothing
                 decode_envelope(envelope)
     except HintDecodeError as error:
+        _note_refused()
         return str(error)
     return None
 
@@ -140,7 +146,7 @@ def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
         try:
             tokenizer = self.tokenizer_manager.tokenizer
             hints = _count_fixed_messages(hints, tokenizer, request, adapted)
-            adapted.kv_hints = _find_texts(hints, tokenizer, request, adapted)
+            adapted.kv_hints = hints if _reuses_nothing() else _find_texts(hints, tokenizer, request, adapted)
         except Exception:
             note("counting fixed messages")
     elif inferring.enabled():
@@ -162,6 +168,7 @@ def _carry(adapted: Any, raw_request: Any) -> dict[str, Any] | None:
     try:
         decode_envelope(hints)
     except HintDecodeError:
+        _note_refused()
         if _strict():
             raise
         return None
@@ -169,10 +176,22 @@ def _carry(adapted: Any, raw_request: Any) -> dict[str, Any] | None:
     return hints
 
 
+def _note_refused() -> None:
+    global refused
+    with _counting:  # chat requests are taken in by threads
+        refused += 1
+
+
 @cache
 def _strict() -> bool:
     """Read once: settings do not change while a server runs, and the file they came from may."""
     return config.load().intake.strict
+
+
+@cache
+def _reuses_nothing() -> bool:
+    """Whether texts would be looked for in vain."""
+    return config.load().reuse.mode == "off"
 
 
 def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: Any) -> dict[str, Any]:

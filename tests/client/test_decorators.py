@@ -206,6 +206,14 @@ def test_an_id_or_a_tenant_too_long_is_no_error_but_known_by_a_digest(caplog: py
     ]
 
 
+def test_a_workflow_in_another_is_its_tenants() -> None:
+    with kvflow.workflow("job", tenant="alice"), kvflow.workflow("task"), kvflow.step("solver"):
+        (action,) = kvflow.extra_body()["kv_hints"]["actions"]
+        assert action["payload"]["tenant"] == "alice"
+        with kvflow.workflow("other", tenant="bob"):
+            assert kvflow.extra_body()["kv_hints"]["actions"][0]["payload"]["tenant"] == "bob"
+
+
 def test_ids_and_tenants_may_be_numbers_and_uuids() -> None:
     uuid = UUID(int=7)
     for given, known in ((42, "42"), (uuid, str(uuid)), ("id", "id")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 import kvflow
@@ -35,6 +36,18 @@ def test_in_a_workflow_it_is_of_that_workflow(told: Peer) -> None:
     with kvflow.workflow("fix") as run, kvflow.step("coder"):
         kvflow.feedback(True)
     assert feedback(told) == [FeedbackFact(workflow_id=run.id, outcome=1.0)]
+
+
+def test_it_is_posted_and_does_not_share_the_fate_of_a_request(peer: Peer) -> None:
+    with httpx.Client(base_url=peer.url) as plain, kvflow.workflow("fix") as run, kvflow.step("coder"):
+        client = kvflow.instrument(plain)
+        client.post("/v1/completions", json={"prompt": "known"})
+        kvflow.feedback(True)
+        client.post("/v1/completions", json={"prompt": "x"})
+    assert feedback(peer) == [FeedbackFact(workflow_id=run.id, outcome=1.0)]
+    asked = [body.body for body in peer.received if body.body and "prompt" in body.body]
+    assert len(asked) == 2
+    assert not any(isinstance(fact, FeedbackFact) for body in asked for fact in _facts(body))
 
 
 def test_a_workflow_that_is_over_can_be_named(told: Peer) -> None:

@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     from langchain_core.runnables import RunnableLambda
     from langchain_core.tools import tool
     from langgraph.graph import END, START, MessagesState, StateGraph
-    from langgraph.prebuilt import ToolNode, tools_condition
+    from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 
     from kvflow.integrations.langgraph import Hints, graph_of
 
@@ -70,9 +70,9 @@ def test_an_apps_graph_is_read_from_it() -> None:
     assert graph.probability("w", "x") == graph.probability("w", END_STEP) == 0.5
 
 
-def check(steps: list[Any]) -> None:
-    assert [step.agent for step in steps[:1]] == ["x"]
-    assert sorted(step.agent for step in steps) == sorted("xyzw" * 2)
+def check(steps: list[Any], inside: str = "") -> None:
+    assert [step.agent for step in steps[:1]] == [f"{inside}x"]
+    assert sorted(step.agent for step in steps) == sorted(f"{inside}{node}" for node in "xyzw" * 2)
     assert len({step.workflow_id for step in steps}) == 1
     assert len({step.step_id for step in steps}) == 8
     assert {step.workflow_type for step in steps} == {"t"}
@@ -129,7 +129,33 @@ def test_chains_in_nodes_and_subgraphs_are_part_of_the_workflow() -> None:
     builder.add_node("team", app(node))
     builder.add_edge(START, "team")
     chain = RunnableLambda(lambda query: {"seen": []}) | builder.compile().with_config(callbacks=[hints])
-    check(chain.invoke("q")["seen"])
+    check(chain.invoke("q")["seen"], "team/")
+    assert not hints._open
+
+
+def test_prebuilt_agents_that_are_nodes_are_agents_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("kvflow.client.scopes.tell", lambda action, **fields: told.append(fields))
+
+    class Model(GenericFakeChatModel):
+        def _generate(self, *args: Any, **options: Any) -> Any:
+            asked.append(kvflow.current())
+            return super()._generate(*args, **options)
+
+    builder = StateGraph(MessagesState)
+    for name in ("researcher", "coder"):
+        model = Model(messages=iter([AIMessage("x")]))
+        builder.add_node(name, create_react_agent(model, [], prompt=f"You are a {name}.", name=name))
+    builder.add_edge(START, "researcher")
+    builder.add_edge("researcher", "coder")
+    builder.add_edge("coder", END)
+    team = builder.compile()
+    hints = Hints("team", team)
+    team.invoke({"messages": [("user", "q")]}, config={"callbacks": [hints]})
+    assert [step.agent for step in asked] == ["researcher", "coder"] == list(graph_of(team).agents)
+    ends = [fact["agent"] for fact in told if fact.get("event") == "end"]
+    assert ends == ["researcher", "coder"]
     assert not hints._open
 
 

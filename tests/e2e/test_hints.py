@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvflow.hints import envelope, step_action, tool_action
+from kvflow.hints import envelope, segments_action, step_action, tool_action
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -176,10 +176,17 @@ def test_malformed_hints_are_answered_with_400_and_the_field(server: Any, path: 
         "/v1/chat/completions": chat_body("w"),
         "/v1/completions": {"model": "default", "prompt": "x", "max_tokens": 1},
     }
+    before = server.get("stats")["hints"]["malformed"]
     response = server.client.post(path, json={**bodies[path], "kv_hints": BAD, "stream": stream})
+    assert server.get("stats")["hints"]["malformed"] == before + 1
     assert response.status_code == 400
     assert "actions.0.payload.workflow_id" in response.text
     assert server.workflows() == {}
+
+
+def test_texts_to_reuse_are_of_a_request(server: Any) -> None:
+    (outcome,) = server.events(segments_action(ranges=[], messages=True))
+    assert (outcome["status"], outcome["reason"]) == ("rejected", "no request carries it")
 
 
 @pytest.mark.parametrize("body", [BAD, [], {"protocol_version": "1"}, "text"])
@@ -188,6 +195,7 @@ def test_malformed_events_are_answered_with_400(server: Any, body: Any) -> None:
     assert response.status_code == 400
     assert "kv_hints" in response.json()["error"]["message"]
     assert server.client.post("/kvflow/v1/events", content=b"{").status_code == 400
+    assert server.client.post("/kvflow/v1/events", content=b"[" * 100_000).status_code == 400
 
 
 def test_foreign_actions_pass_and_are_counted(server: Any) -> None:
@@ -330,7 +338,7 @@ def test_a_lenient_server_that_learns_its_ttls(start: Callable[..., Any]) -> Non
             "/generate", json={"text": "x", "sampling_params": {"max_new_tokens": 2}, "kv_hints": BAD, "stream": True}
         ).text.splitlines()
         assert "error" not in json.loads(lines[0].removeprefix("data: "))
-        assert server.get("stats")["hints"]["malformed"] >= 1
+        assert server.get("stats")["hints"]["malformed"] == 3
         server.step("w", "a", "how long does it take until this is computed " * 8)
         deadline = time.monotonic() + 20
         while not server.get("stats")["waits"]["queue_s"]:
