@@ -11,6 +11,7 @@ from kvflow.engine.accounting import Tier
 from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
+from kvflow.engine.lost import cached_part
 from kvflow.engine.owners import Pin
 from kvflow.engine.pins import Pins, from_the_top
 from kvflow.engine.ports import Node
@@ -176,9 +177,7 @@ class Commands:
 
     def _nodes_of(self, claim: Claim) -> list[Node]:
         """A claim's cached context, deepest first."""
-        node = claim.tip
-        while node is not None and node.parent is not None and not self._coordinator.cached(node):
-            node = node.parent
+        node, _ = cached_part(claim.tip, self._coordinator.cached)
         nodes = []
         while node is not None and node.parent is not None:
             nodes.append(node)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvflow.engine.claims import ClaimTable
-from kvflow.engine.holdings import Program
 from kvflow.engine.journal import Journal
+from kvflow.engine.program import Program
 
 _FIRST_HOLD_S = 10.0
 _HOLD_WEIGHT = 0.1

@@ -9,12 +9,13 @@ from typing import TypeVar
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.digests import MIN_UNIT_TOKENS, digest_of_head
-from kvflow.engine.holdings import Holdings, Program, Request
+from kvflow.engine.holdings import Holdings
 from kvflow.engine.holds import Holds
 from kvflow.engine.journal import Journal
 from kvflow.engine.margin import Margin
 from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
+from kvflow.engine.program import Program, Request
 from kvflow.engine.roles import FixedPrompt
 from kvflow.engine.turns import Turns
 from kvflow.engine.typical import TypicalWork
@@ -190,7 +191,7 @@ class Programs:
             program, now_s = request.program, self._claims.clock.now_s
             program.book(now_s)
             if request.running:
-                program.asked(request.agent, digests or request.digests)
+                program.remember(request.agent, digests or request.digests)
             self._run(request, running=False)
             del program.requests[key]
             program.answered_s = now_s

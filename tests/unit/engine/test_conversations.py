@@ -9,7 +9,7 @@ import pytest
 
 from kvflow.engine import Programs, PromptClaim
 from kvflow.engine.conversations import Context, Tail, common_units, live_tokens, told_apart
-from kvflow.engine.holdings import Program
+from kvflow.engine.program import Program
 from kvflow.policy import ProgramAdmission, ProgramView, ServingCosts
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from tests.unit.engine.test_claims import FakeNode
