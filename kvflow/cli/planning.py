@@ -42,8 +42,8 @@ class Asked:
     folder: Path
 
     @property
-    def engine(self) -> str:
-        """Whose servers are launched, if the command does not say how."""
+    def launched_profile(self) -> str:
+        """Whose servers are launched where ``--launch`` does not say how."""
         return self.profile or "cpu"
 
 
@@ -88,7 +88,7 @@ def _check_options(asked: Asked, found: bool) -> None:
     idle = [option for option, value in given.items() if value is not None]
     if found and idle:
         raise ConfigError(f"{', '.join(idle)}: no server is launched, all arms have a URL")
-    if asked.link is not None and (found or asked.launch is not None or asked.engine != "cpu"):
+    if asked.link is not None and (found or asked.launch is not None or asked.launched_profile != "cpu"):
         raise ConfigError("--link is of the CPU engine's pretended link: leave it out, or use --profile cpu")
     if asked.launch is not None and asked.profile is not None:
         raise ConfigError("--profile and --launch both say what is launched: leave one of them out")
@@ -117,7 +117,7 @@ def _sizes(plan: Plan, workload: Workload, asked: Asked) -> Sizes:
     longest = longest_request(replace(plan.load, programs=None).drawn(workload, plan.seed))
     # A request that does not fit alone would be refused; one that fits barely would wait for all others.
     tokens = max(parse_size(device).resolve(live), longest + longest // 4 + 2 * multiple, LEAST_DEVICE_TOKENS)
-    pretends = asked.launch is None and asked.engine == "cpu"
+    pretends = asked.launch is None and asked.launched_profile == "cpu"
     return Sizes(
         device_tokens=-(-tokens // multiple) * multiple,
         host_tokens=None if host is None else parse_size(host).resolve(live),
@@ -137,9 +137,9 @@ def _engine(asked: Asked, sizes: Sizes) -> Engine:
     if asked.launch is not None:
         return user_engine(asked.launch, sizes)
     engines = {"cpu": cpu_engine, "gpu": gpu_engine}
-    if asked.engine not in engines:
-        raise ConfigError(f"--profile is {asked.engine!r}: give cpu or gpu")
-    return engines[asked.engine](asked.folder, sizes, asked.flags)
+    if asked.launched_profile not in engines:
+        raise ConfigError(f"--profile is {asked.launched_profile!r}: give cpu or gpu")
+    return engines[asked.launched_profile](asked.folder, sizes, asked.flags)
 
 
 def _check_host_tier(arms: Sequence[Arm], engine: Engine) -> None:

@@ -21,7 +21,7 @@ from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedCommand, DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
 from kvflow.hints import envelope as new_envelope
 from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
-from kvflow.patches import claim, commands_http
+from kvflow.patches import claim, commands_http, malformed
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots
@@ -85,7 +85,6 @@ class Front:
         self.settings = config.load()
         self.plane = ControlPlane(self.settings, self._clock, Quotes(marks_of) if self.settings.intake.infer else None)
         self.mail = Mail(tokenizer_manager, self._clock)
-        self.malformed = 0
         self._tokenizer_manager = tokenizer_manager
         self._checker = Checker(self, tokenizer_manager)
         self.terms = commands_http.Terms(self._clock)
@@ -123,7 +122,7 @@ class Front:
         try:
             decoded = decode_envelope(envelope)
         except HintDecodeError as error:
-            self.malformed += 1
+            malformed.note()
             if self.settings.intake.strict:
                 raise
             logger.debug("request runs without its hints: %s", error)
@@ -197,7 +196,7 @@ class Front:
         try:
             decoded = decode_envelope(envelope)
         except HintDecodeError:
-            self.malformed += 1
+            malformed.note()
             raise
         self.plane.count(decoded.outcomes)
         outcomes = self._take(decoded.facts)

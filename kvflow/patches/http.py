@@ -17,7 +17,7 @@ from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavai
 from kvflow.graph import to_dict, to_dot, to_mermaid
 from kvflow.hints import VERBS
 from kvflow.hints.models import FACT_MODELS
-from kvflow.patches import intake, switch, versions
+from kvflow.patches import malformed, switch, versions
 from kvflow.patches.front import Front
 from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer
@@ -82,7 +82,7 @@ async def stats(reset: bool = False) -> Any:
     return {
         "total": add_up(replicas),
         "replicas": replicas,
-        "hints": {"outcomes": outcomes, "malformed": front.malformed + intake.refused},
+        "hints": {"outcomes": outcomes, "malformed": malformed.count},
         "waits": {"queue_s": front.plane.forecaster.queue_s, "reload_s": front.plane.forecaster.reload_s},
         "live_workflows": len(front.plane),
     }

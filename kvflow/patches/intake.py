@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
 from functools import cache
@@ -16,7 +15,7 @@ from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import Segments, decode_envelope
 from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
-from kvflow.patches import commands_http, inferring
+from kvflow.patches import commands_http, inferring, malformed
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots, plain, roles_and_texts
@@ -24,11 +23,7 @@ from kvflow.patches.token_cache import TokenCache
 
 logger = logging.getLogger(__name__)
 
-refused = 0
-"""Requests whose hints were malformed, as far as they have not come to the :class:`~kvflow.patches.front.Front`."""
-
 _MIN_SHARE = 0.9
-_counting = threading.Lock()
 _rendered = TokenCache(max_bytes=32 * 2**20)
 
 
@@ -42,7 +37,7 @@ def generate_contract(result: str | None, body: Any) -> str | None:
             if envelope:  # SGLang takes what is empty for nothing
                 decode_envelope(envelope)
     except HintDecodeError as error:
-        _note_refused()
+        malformed.note()
         return str(error)
     return None
 
@@ -168,18 +163,12 @@ def _carry(adapted: Any, raw_request: Any) -> dict[str, Any] | None:
     try:
         decode_envelope(hints)
     except HintDecodeError:
-        _note_refused()
+        malformed.note()
         if _strict():
             raise
         return None
     adapted.kv_hints = hints
     return hints
-
-
-def _note_refused() -> None:
-    global refused
-    with _counting:  # chat requests are taken in by threads
-        refused += 1
 
 
 @cache
