@@ -64,6 +64,7 @@ class ControlPlane:
         self._workflows = WorkflowTable()
         self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
         self._untold: list[WorkflowUpdate] = []
+        self._answered: dict[str, Workflow] = {}
         self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
 
     def __len__(self) -> int:
@@ -104,20 +105,23 @@ class ControlPlane:
             if self._workflows.get(workflow.workflow_id) is workflow:
                 self._predict(workflow)
 
-    def answered(self, workflow_id: str, agent: str) -> list[WorkflowUpdate]:
-        """A request of an agent has been answered, or given up."""
+    def answered(self, workflow_id: str, agent: str) -> None:
+        """A request of an agent has been answered, or given up.
+
+        What that predicts is told with what is heard of the workflow next, or else by the next :meth:`expire`. Until
+        then the claim says when the context is expected to be used again (`ClaimPrediction.pause_s`).
+        """
         self.threads.answered(workflow_id, agent)
         workflow = self._workflows.get(workflow_id)
         context = workflow.contexts.get(agent) if workflow is not None else None
         if workflow is None or context is None or not context.arrivals_s:
-            return []
+            return
         now_s = self._clock()
         context.arrivals_s.popleft()
         context.answered_s = now_s
         context.last_tool = ""
-        self._workflows.touch(workflow, self._clock())
-        self._predict(workflow)
-        return self._tell()
+        self._workflows.touch(workflow, now_s)
+        self._answered[workflow_id] = workflow
 
     def finish(self, workflow_id: str) -> list[WorkflowUpdate]:
         """End a workflow whose final request has been answered."""
@@ -133,7 +137,10 @@ class ControlPlane:
             self.outcome_counts[outcome.action_type if known else "other", outcome.status] += 1
 
     def expire(self) -> list[WorkflowUpdate]:
-        """Let pins and workflows expire; to be called a few times a second. Cost: O(live workflows)."""
+        """Let pins and workflows expire, and tell what answers predict; to be called a few times a second.
+
+        Cost: O(live workflows).
+        """
         now_s = self._clock()
         for workflow in list(self._workflows):
             idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
@@ -141,13 +148,17 @@ class ControlPlane:
                 self._retire(workflow, ended=False)
             elif workflow.workflow_id in self.threads and _unlikely(workflow.sent):
                 self._retire(workflow, ended=False)  # a guess, from which nothing is to be learned
-            elif (workflow.pins and workflow.expire_pins(now_s)) or now_s >= workflow.revisit_s:
-                self._predict(workflow)
+            else:
+                expired = workflow.expire_pins(now_s)
+                if expired or workflow.workflow_id in self._answered or now_s >= workflow.revisit_s:
+                    self._predict(workflow)
         self._untold += self._coming.expire()
         return self._tell()
 
     def view(self) -> list[dict[str, Any]]:
         """Describe the live workflows, the one idle for longest first."""
+        for workflow in [*self._answered.values()]:
+            self._predict(workflow)
         now_s = self._clock()
         return [workflow.view(now_s) for workflow in self._workflows]
 
@@ -303,6 +314,7 @@ class ControlPlane:
 
     def _predict(self, workflow: Workflow) -> None:
         workflow.revisit_s = math.inf  # should it fail, others have their turn
+        self._answered.pop(workflow.workflow_id, None)
         self._follow(workflow)
         now_s = self._clock()
         steps = workflow.steps(self._settings.eviction.prediction)
@@ -319,6 +331,7 @@ class ControlPlane:
     def _retire(self, workflow: Workflow, *, ended: bool = True) -> None:
         """Forget a workflow, and then learn from it."""
         self._workflows.remove(workflow)
+        self._answered.pop(workflow.workflow_id, None)
         self._coming.ended(workflow.workflow_type)
         self._untold.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)

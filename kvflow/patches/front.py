@@ -177,11 +177,9 @@ class Front:
         if step is None:
             return
         try:
-            updates = self.plane.answered(step.workflow_id, step.agent)
+            self.plane.answered(step.workflow_id, step.agent)
             if step.final and step.step_id is None:  # a named step says itself when it ends
-                updates += self.plane.finish(step.workflow_id)
-            if updates:
-                self.mail.post(updates)
+                self.mail.post(self.plane.finish(step.workflow_id))
             if said:
                 self.plane.threads.said(step.workflow_id, step.agent, said)
         except Exception:

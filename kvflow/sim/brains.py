@@ -36,7 +36,7 @@ class LearnedBrain:
 
     def answered(self, claim: PromptClaim) -> None:
         """Tell the control plane that a request has been answered."""
-        self._send(self.plane.answered(claim.workflow_id, claim.agent))
+        self.plane.answered(claim.workflow_id, claim.agent)
 
     def waited(self, queue_s: float, reload_s: float) -> None:
         """Tell the control plane what an eviction has cost."""

@@ -327,6 +327,18 @@ def test_metrics_carry_our_series(server: Any) -> None:
     assert {"kvflow_requests_total", "kvflow_prompt_tokens_total", "kvflow_computed_tokens_total"} <= series
 
 
+def test_metrics_are_up_to_date_once_nothing_runs(server: Any) -> None:
+    def counted() -> float:
+        lines = server.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("kvflow_requests_total{"))
+
+    server.step("w", "a", "before " * 30)
+    before = counted()
+    for turn in range(5):  # sooner one after another than series are published while requests run
+        server.step("w", "a", f"metrics {turn} " * 30)
+    assert counted() == before + 5
+
+
 @pytest.mark.beside
 def test_a_lenient_server_that_learns_its_ttls(start: Callable[..., Any]) -> None:
     settings = {"KVFLOW_INTAKE__STRICT": "false", "KVFLOW_PIN__TTL": "learned"}

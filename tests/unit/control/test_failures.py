@@ -8,7 +8,7 @@ import pytest
 
 from kvflow.control import ControlPlane, GraphBook
 from kvflow.control.forecast import Forecaster
-from tests.unit.control.test_plane import Clock, ask, clock, plane, step, take
+from tests.unit.control.test_plane import Clock, answer, ask, clock, plane, step, take
 
 __all__ = ["clock", "plane"]
 
@@ -41,7 +41,7 @@ def test_a_failure_leaves_earlier_requests_in_flight(plane: ControlPlane, monkey
         with pytest.raises(ZeroDivisionError):
             ask(plane, "plan")
     assert plane.view()[0]["next_use"]["plan"]["asked"]
-    assert plane.answered("w", "plan") != []
+    assert answer(plane, "plan") != []
 
 
 def test_workflows_that_are_retired_when_learning_fails_are_told_of_all_the_same(

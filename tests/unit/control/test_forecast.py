@@ -33,7 +33,8 @@ class Driver:
         self._take(fact, with_request=True)
 
     def answer(self, workflow: str, agent: str = "coder") -> None:
-        self._keep(self.plane.answered(workflow, agent))
+        self.plane.answered(workflow, agent)
+        self.expire()
 
     def tool(self, workflow: str, event: str, tool: str = "bash", **fields: object) -> None:
         self._take(ToolFact(workflow_id=workflow, agent="coder", tool=tool, event=event, **fields))
@@ -82,7 +83,8 @@ def test_a_request_in_flight_counts_from_its_arrival_until_it_is_answered(driver
     driver.clock.now_s += 3
     driver.answer("w")
     assert driver.claims["w"]["coder"].since_s is None
-    assert driver.plane.answered("w", "coder") == []  # once
+    driver.plane.answered("w", "coder")  # once
+    assert driver.plane.expire() == []
 
 
 def test_a_context_is_due_when_such_tool_calls_usually_end(driver: Driver) -> None:

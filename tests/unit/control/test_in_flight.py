@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvflow.control import ControlPlane
 from kvflow.graph import END
-from tests.unit.control.test_plane import Clock, ask, claim_of, clock, plane, step, take, tool
+from tests.unit.control.test_plane import Clock, answer, ask, claim_of, clock, plane, step, take, tool
 
 __all__ = ["clock", "plane"]
 
@@ -13,7 +13,7 @@ def test_a_request_is_in_flight_until_it_is_answered(plane: ControlPlane, clock:
     clock.now_s = 5.0
     assert claim_of(ask(plane, "code"), "code").since_s == 5.0
     clock.now_s = 8.0
-    [update] = plane.answered("w", "code")
+    [update] = answer(plane, "code")
     answered = claim_of(update, "code")
     assert answered.since_s is None
     assert answered.due_s is not None
@@ -23,13 +23,13 @@ def test_a_request_is_in_flight_until_it_is_answered(plane: ControlPlane, clock:
 def test_facts_without_a_request_put_nothing_in_flight(plane: ControlPlane) -> None:
     _, [update] = take(plane, step("code"))
     assert claim_of(update, "code").since_s is None
-    assert plane.answered("w", "code") == []
+    assert answer(plane, "code") == []
 
 
 def test_only_the_last_step_started_is_that_of_the_request(plane: ControlPlane) -> None:
     take(plane, step("plan"), step("code"), tool("start"), with_request=True)
-    assert plane.answered("w", "plan") == []
-    assert plane.answered("w", "code") != []
+    assert answer(plane, "plan") == []
+    assert answer(plane, "code") != []
 
 
 def test_an_agent_with_several_requests_is_in_flight_until_the_last_is_answered(
@@ -38,18 +38,18 @@ def test_an_agent_with_several_requests_is_in_flight_until_the_last_is_answered(
     ask(plane, "code", step_id="s")
     clock.now_s = 2.0
     take(plane, step("code", step_id="s"), with_request=True)
-    [update] = plane.answered("w", "code")
+    [update] = answer(plane, "code")
     assert claim_of(update, "code").since_s == 2.0  # the other one is still under way
-    [update] = plane.answered("w", "code")
+    [update] = answer(plane, "code")
     assert claim_of(update, "code").since_s is None
-    assert plane.answered("w", "code") == []
+    assert answer(plane, "code") == []
 
 
 def test_answers_of_workflows_that_have_ended_change_nothing(plane: ControlPlane) -> None:
     ask(plane, "code")
     take(plane, step(END, final=True))
-    assert plane.answered("w", "code") == []
-    assert plane.answered("stranger", "code") == []
+    assert answer(plane, "code") == []
+    assert answer(plane, "code", "stranger") == []
 
 
 def test_requests_of_the_agent_end_its_pause_and_teach_how_long_it_was(plane: ControlPlane, clock: Clock) -> None:
@@ -59,7 +59,7 @@ def test_requests_of_the_agent_end_its_pause_and_teach_how_long_it_was(plane: Co
         plane.answered("w", "code")
         clock.now_s += 20.0
     ask(plane, "code", step_id="last")
-    [update] = plane.answered("w", "code")
+    [update] = answer(plane, "code")
     due_s = claim_of(update, "code").due_s
     assert due_s is not None
     assert 10.0 < due_s - clock.now_s < 40.0
@@ -92,7 +92,7 @@ def test_what_a_client_expects_of_a_tool_is_believed(plane: ControlPlane, clock:
 
 def test_what_is_overdue_is_predicted_anew(plane: ControlPlane, clock: Clock) -> None:
     ask(plane, "code")
-    [before] = plane.answered("w", "code")
+    [before] = answer(plane, "code")
     due_s = claim_of(before, "code").due_s
     assert due_s is not None
     assert plane.expire() == []

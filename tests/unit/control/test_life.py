@@ -143,4 +143,5 @@ def test_a_request_that_tells_the_end_of_another_workflow_is_that_of_its_own_ste
     items = [DecodedFact(action_id="", action_type="kvflow.step", fact=fact) for fact in facts]
     assert len(plane.take(items, with_request=True).asked) == 1
     assert workflow_ids(plane) == ["new"]
-    assert plane.answered("new", "a")
+    plane.answered("new", "a")
+    assert [update.workflow_id for update in plane.expire()] == ["new"]

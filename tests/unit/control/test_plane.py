@@ -49,6 +49,12 @@ def ask(plane: ControlPlane, agent: str, workflow: str = "w", **fields: Any) -> 
     return updates[-1]
 
 
+def answer(plane: ControlPlane, agent: str, workflow: str = "w") -> list[WorkflowUpdate]:
+    """A request of an agent has been answered; returns what is told of its workflow when nothing else is heard."""
+    plane.answered(workflow, agent)
+    return [update for update in plane.expire() if update.workflow_id == workflow]
+
+
 def claim_of(update: WorkflowUpdate, agent: str) -> ClaimPrediction:
     return next(claim for claim in update.claims if claim.agent == agent)
 
