@@ -110,6 +110,7 @@ class Forecaster:
                         pinned=agent in pinned,
                         probability=self.survival.again(workflow.workflow_type, agent, context.turns),
                         since_s=context.arrivals_s[0],
+                        requests=len(context.arrivals_s),
                         pause_s=self._pause_s(workflow, agent, context),
                     )
                 )

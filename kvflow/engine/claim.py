@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvflow.engine.branches import Branches, Mark
 from kvflow.engine.clock import SOON_S, Clock
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import FixedPrompt, Role
@@ -34,12 +35,15 @@ class Claim:
         probability: that the context is used again; by another request, if there is one that uses it now.
         due_s: when, on the control plane's clock; None if only the steps are known.
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
+        requests: how many requests use it now, or wait to.
         placed: that request has its memory, so that what counts is the use after it.
         pause_s: how long after that request has been answered, as far as known.
         held_s: how long the use will be put off, because other programs have their turn.
         let_in_s: when its program's turn came last; the control plane's clock.
         tail_pending: its latest prompt had a dynamic tail that has not proved useful yet.
         tip: deepest node of its latest prompt.
+        mark: of that prompt; None if it is too short for one.
+        branches: what other conversations of the agent have left.
         context_tokens: length of its latest prompt.
         tail_tokens: length of that prompt's dynamic tail.
         stamp: the role's when that prompt was tagged.
@@ -57,12 +61,15 @@ class Claim:
     probability: float = 1.0
     due_s: float | None = None
     since_s: float | None = None
+    requests: int = 0
     pause_s: float | None = None
     placed: bool = False
     held_s: float = 0.0
     let_in_s: float = 0.0
     tail_pending: bool = False
     tip: Node | None = None
+    mark: Mark | None = None
+    branches: Branches = field(default_factory=Branches)
     context_tokens: int = 0
     tail_tokens: int = 0
     stamp: int = 0
@@ -157,6 +164,7 @@ class Claim:
         due_s = prediction.due_s if prediction is not None else None
         since_s = prediction.since_s if prediction is not None else None
         self.pause_s = prediction.pause_s if prediction is not None else None
+        self.requests = prediction.requests if prediction is not None else 0
         self.placed &= since_s == self.since_s
         before = (self.steps, self.pinned, self.probability, self.due_s, self.since_s)
         if before == (steps, pinned, probability, due_s, since_s):

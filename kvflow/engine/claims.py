@@ -50,6 +50,10 @@ class ClaimTable:
         """The claims of a live workflow, by agent; None when it is not live."""
         return self._workflows.get(workflow_id)
 
+    def claim_of(self, workflow_id: str, agent: str) -> Claim | None:
+        """The claim of a live workflow's agent; None if there is none."""
+        return self._workflows.get(workflow_id, {}).get(agent)
+
     @property
     def contexts(self) -> int:
         """Number of claims of live workflows."""
@@ -143,6 +147,7 @@ class ClaimTable:
                 claim.tip = claim.fixed_prompt.tip = None
                 claim.context_tokens = claim.tail_tokens = 0
                 claim.tail_pending = False
+                claim.branches.others.clear()
 
     def _retire(self, claims: dict[str, Claim]) -> None:
         for claim in claims.values():
@@ -150,7 +155,12 @@ class ClaimTable:
             claim.set(None)
             claim.retired, claim.ended_s = True, self.clock.now_s
             claim.role.settle_end(tokens=claim.tail_tokens)
-            if claim.tip is not None:
-                self.on_ended(claim.tip)
+            for branch in claim.branches.others:
+                if branch.pending:
+                    claim.role.settle_tail(reused=False, last=True)
+            tips = [branch.tip for branch in claim.branches.others]
+            for tip in tips if claim.tip is None else [claim.tip, *tips]:
+                self.on_ended(tip)
             claim.tip = None
+            claim.branches.others.clear()
         self.clock.version += 1

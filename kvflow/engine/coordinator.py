@@ -160,11 +160,13 @@ class Coordinator:
         *,
         first: bool = True,
         fixed_digest: int | None = None,
+        digests: Sequence[int] = (),
     ) -> None:
         """Enter a claim on the nodes of its prompt.
 
         Does nothing for a workflow that is not live, so late messages cannot revive one that has ended. A prompt that
-        does not continue the claim's previous one replaces it: what only that one needed is superseded.
+        does not continue the claim's previous one replaces it: what only that one needed is superseded. But for
+        agents that carry on several conversations side by side, see :mod:`kvflow.engine.branches`.
 
         Args:
             claim: whose prompt it is.
@@ -172,6 +174,7 @@ class Coordinator:
             fixed_tokens: length of the fixed part; a node is fixed when it ends within it.
             first: this is the first time this request's nodes are tagged, so what is there is from earlier ones.
             fixed_digest: of the declared fixed part; None if it is not declared or too short.
+            digests: of the prompt's full units.
 
         Cost: O(nodes that are new to the claim) and those of the fixed part.
         """
@@ -186,11 +189,14 @@ class Coordinator:
             clock.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
             held.role.stamp += 1
             held.stamp = held.role.stamp
-            learn(held, path, fixed_tokens, self._cached)
+            held.branches.asks(digests, held.requests)
+            learn(held, path, fixed_tokens)
         if held.placed != (held.since_s is not None):
             held.placed = not held.placed
             clock.version += 1
-        enter(held, path, fixed_tokens, clock.now_s, fixed_digest)
+        for branch in enter(held, path, fixed_tokens, clock.now_s, fixed_digest, digests):
+            if branch.pending and self._cached(branch.tip):  # what has been evicted could not be extended
+                held.role.settle_tail(reused=False)
 
     def found(self, claim: Claim, lost: Node, path: Sequence[tuple[Node, int]]) -> None:
         """What had left the cache is there again, under other nodes; what is not is forgotten.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from kvflow.engine.claim import Claim
@@ -11,7 +10,7 @@ from kvflow.engine.claims import ClaimTable
 from kvflow.engine.conversations import Context, common_units, live_tokens
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.ports import Node
-from kvflow.engine.program import Agent, Program, Request
+from kvflow.engine.program import Agent, Program, Request, Talk
 from kvflow.engine.roles import FixedPrompt
 from kvflow.engine.typical import TypicalWork
 
@@ -87,10 +86,10 @@ class Holdings:
                 parts = claim.fixed_prompt.parts(self._cached)
                 fixed |= parts
                 due_s |= {part: min(left_s, due_s.get(part, left_s)) for part in parts}
-            if claim.keeps_tail and agent not in asking:  # what it asks with takes the place of this
-                fixed_tokens = claim.context_tokens - claim.tail_tokens
-                contexts[agent] = Context(claim.context_tokens, fixed_tokens, program.digests.get(agent, ()))
-                likelihood[agent] = claim.likelihood
+            if claim.keeps_tail:
+                idle = self._idle(program, agent, claim, asks=agent in asking)
+                contexts |= idle
+                likelihood |= dict.fromkeys(idle, claim.likelihood)
         for parts in brought:
             fixed |= parts
             due_s |= dict.fromkeys(parts, 0.0)
@@ -100,6 +99,19 @@ class Holdings:
         view.busy = any(request.running for request in requests.values())
         view.waiting = any(not request.running for request in requests.values())
         return bool(program.workflows)
+
+    def _idle(self, program: Program, agent: Agent, claim: Claim, *, asks: bool) -> dict[Hashable, Context]:
+        """Contexts of an agent that no request goes on with: what it asks with takes the place of what it had."""
+        fixed_tokens = claim.context_tokens - claim.tail_tokens
+        talks = program.idle_talks(agent, claim.branches.most)
+        contexts: dict[Hashable, Context] = {}
+        for number, talk in enumerate(talks if asks else talks[:-1]):
+            tokens = len(talk.digests) * self._unit_tokens
+            contexts[*agent, number] = Context(tokens, min(tokens, fixed_tokens), talk.digests)
+        if not asks:  # else its latest conversation is that of a request
+            digests = talks[-1].digests if talks else ()
+            contexts[agent] = Context(claim.context_tokens, fixed_tokens, digests)
+        return contexts
 
     def _claims_of(self, program: Program) -> Iterator[tuple[Agent, Claim]]:
         """Claims of a program; its workflows that have ended, and have no request, are forgotten."""
@@ -120,7 +132,7 @@ class Holdings:
 
         Cost: O(nodes that it lacks).
         """
-        known = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
+        known = self._claims.claim_of(claim.workflow_id, claim.agent)
         if known is None:
             return Missing()
         node, context_tokens = known.fixed_prompt.tip, known.fixed_prompt.tokens
@@ -145,11 +157,11 @@ class Holdings:
     def _on_device(self, program: Program, agent: Agent, digests: Sequence[int]) -> int:
         """How much of a prompt the device has as the beginning of other agents' contexts."""
         tokens = 0
-        for other, theirs in islice(reversed(program.digests.items()), _LATEST):
-            claim = (self._claims.of(other[0]) or {}).get(other[1])
+        for other, talk in program.latest_talks(_LATEST):
+            claim = self._claims.claim_of(*other)
             tip = claim.tip if other != agent and claim is not None else None
             if tip is not None and self._cached(tip) and not tip.evicted:
-                tokens = max(tokens, self._common_tokens(digests, other, theirs))
+                tokens = max(tokens, self._common_tokens(program, digests, other, talk))
         return tokens
 
     def _context(self, request: Request) -> Context:
@@ -157,25 +169,25 @@ class Holdings:
         return Context(request.tokens, self._fixed_tokens(request), request.digests)
 
     def _claim(self, request: Request) -> Claim | None:
-        return (self._claims.of(request.claim.workflow_id) or {}).get(request.claim.agent)
+        return self._claims.claim_of(request.claim.workflow_id, request.claim.agent)
 
     def known_tokens(self, request: Request) -> int:
         """Length of the part of a prompt that has been computed before, be it cached or not."""
-        known, digests = self._claim(request), request.program.digests
+        known, program = self._claim(request), request.program
         known_tokens = self._fixed_tokens(request)
-        if request.digests and digests:
-            for agent, other in islice(reversed(digests.items()), _LATEST):
-                known_tokens = max(known_tokens, self._common_tokens(request.digests, agent, other))
+        if request.digests and program.talks:
+            for agent, talk in program.latest_talks(_LATEST):
+                known_tokens = max(known_tokens, self._common_tokens(program, request.digests, agent, talk))
         elif known is not None and known.role.reuses_tails:
             known_tokens = max(known_tokens, known.context_tokens)
         return min(request.tokens, known_tokens)
 
-    def _common_tokens(self, digests: Sequence[int], agent: Agent, theirs: Sequence[int]) -> int:
-        """What a prompt has in common with what an agent was asked last."""
-        units = common_units(digests, theirs)
-        if not units or units < len(theirs):
+    def _common_tokens(self, program: Program, digests: Sequence[int], agent: Agent, talk: Talk) -> int:
+        """What a prompt has in common with a conversation of an agent."""
+        units = common_units(digests, talk.digests)
+        if not units or units < len(talk.digests) or talk is not program.talks[agent][-1]:
             return units * self._unit_tokens
-        whole = (self._claims.of(agent[0]) or {}).get(agent[1])
+        whole = self._claims.claim_of(*agent)
         return max(units * self._unit_tokens, whole.context_tokens if whole is not None else 0)
 
     def _fixed_prompt(self, request: Request) -> FixedPrompt | None:

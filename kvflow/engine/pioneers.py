@@ -72,7 +72,7 @@ class Pioneers:
 
     def _has_computed(self, claim: PromptClaim) -> bool:
         """Whether the fixed part of the prompt has been computed."""
-        held = (self._claims.of(claim.workflow_id) or {}).get(claim.agent)
+        held = self._claims.claim_of(claim.workflow_id, claim.agent)
         return held is None or (held.placed and _is_all(held.context_tokens, claim.fixed_tokens or 0))
 
 

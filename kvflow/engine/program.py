@@ -6,6 +6,8 @@ import math
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from kvflow.engine.conversations import Context, Tail, told_apart
 from kvflow.engine.coordinator import PromptClaim
@@ -17,6 +19,23 @@ _MOST_IDLE_S = 5.0
 
 Agent = tuple[str, str]
 """A workflow, and one of its agents."""
+
+
+class Talk(NamedTuple):
+    """A conversation of an agent, as of its latest answer.
+
+    Attributes:
+        digests: of the prompt and the answer, one per full unit.
+        asked_units: how many of these are the prompt's.
+    """
+
+    digests: array[int]
+    asked_units: int
+
+    def goes_on_in(self, digests: Sequence[int]) -> bool:
+        """Whether a prompt is its next: it begins with the one before, with which all begin if that was too short."""
+        last = self.asked_units - 1
+        return last < 0 or (last < len(digests) and digests[last] == self.digests[last])
 
 
 @dataclass(slots=True)
@@ -59,7 +78,7 @@ class Program:
         updates: of live workflows that had been applied by then.
         answered_s: when a request of it was last answered; None before that.
         held_since_s: how long it had been held before, when it began to be held again; None if it is not held.
-        digests: of what its agents were asked last, with the answers; the latest last.
+        talks: what its agents go on from, of each the conversations that it has at once; the latest last.
         tails: what its contexts take, and ``told_apart``, which contexts these are.
     """
 
@@ -73,7 +92,7 @@ class Program:
     updates: int = 0
     answered_s: float | None = None
     held_since_s: float | None = None
-    digests: dict[Agent, array[int]] = field(default_factory=dict)
+    talks: dict[Agent, list[Talk]] = field(default_factory=dict)
     tails: list[Tail] = field(default_factory=list)
     told_apart: list[tuple[Hashable, int, int, int | None]] = field(default_factory=list)
 
@@ -90,13 +109,42 @@ class Program:
     def forget(self, workflow_id: str) -> None:
         """One of its workflows has ended."""
         del self.workflows[workflow_id]
-        for agent in [agent for agent in self.digests if agent[0] == workflow_id]:
-            del self.digests[agent]
+        for agent in [agent for agent in self.talks if agent[0] == workflow_id]:
+            del self.talks[agent]
 
-    def remember(self, agent: Agent, digests: Sequence[int]) -> None:
-        """An agent has got an answer, or a part of one: what it goes on from."""
-        self.digests.pop(agent, None)
-        self.digests[agent] = array("Q", digests)
+    def remember(self, agent: Agent, digests: Sequence[int], asked_units: int, most: int = 1) -> None:
+        """An agent has got an answer, or a part of one: what it goes on from.
+
+        Args:
+            agent: whose it is.
+            digests: of the prompt and the answer.
+            asked_units: how many of these are the prompt's.
+            most: how many conversations it has at once.
+        """
+        talks = self.talks.pop(agent, [])
+        own = _longest(talks, digests)
+        others = [talk for talk in talks if talk is not own][-(most - 1) :] if most > 1 else []
+        self.talks[agent] = [*others, Talk(array("Q", digests), min(asked_units, len(digests)))]
+
+    def latest_talks(self, most: int) -> list[tuple[Agent, Talk]]:
+        """What its agents go on from, no more than so many, the latest first."""
+        talks = ((agent, talk) for agent in reversed(self.talks) for talk in reversed(self.talks[agent]))
+        return list(islice(talks, most))
+
+    def idle_talks(self, agent: Agent, most: int) -> list[Talk]:
+        """Conversations of an agent that no request goes on with. A new one takes the place of the oldest.
+
+        Args:
+            agent: whose.
+            most: how many it has at once.
+        """
+        idle = list(self.talks.get(agent, ()))
+        asking = [request for request in self.requests.values() if request.agent == agent]
+        for request in asking:
+            own = _longest(idle, request.digests)
+            idle = [talk for talk in idle if talk is not own]
+        room = max(0, most - len(asking))
+        return idle[len(idle) - room :] if room < len(idle) else idle
 
     def book(self, now_s: float) -> None:
         """Enter the time since it was last entered; to be called before anything that this depends on changes.
@@ -119,3 +167,9 @@ class Program:
     def took_s(self) -> float:
         """Seconds from its first request to its last answer, but for those it was held."""
         return (self.began_s if self.answered_s is None else self.answered_s) - self.began_s - self.view.held_s
+
+
+def _longest(talks: Sequence[Talk], digests: Sequence[int]) -> Talk | None:
+    """The conversation that a prompt goes on with; None if it begins another."""
+    known = [talk for talk in talks if talk.goes_on_in(digests)]
+    return max(known, key=lambda talk: talk.asked_units, default=None)

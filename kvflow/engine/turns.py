@@ -91,7 +91,7 @@ class Turns:
         return True, frexp(max(_LEAST_NEED_S, need_s))[1], not self._pinned(asked)
 
     def _held(self, asked: Asked) -> Claim | None:
-        return (self._claims.of(asked.claim.workflow_id) or {}).get(asked.claim.agent)
+        return self._claims.claim_of(asked.claim.workflow_id, asked.claim.agent)
 
     def _pinned(self, asked: Asked) -> bool:
         held = self._held(asked)

@@ -215,8 +215,9 @@ class KvflowRadixCache(UnifiedRadixCache):
                 )
             )
             path = self.path_of(req)
-        digest = digest_of_head(self.watch.digests(req), claim.fixed_tokens or 0, self.tree_core.unit_tokens)
-        self.coordinator.tag(claim, path, fixed_tokens, first=first, fixed_digest=digest)
+        digests = self.watch.digests(req)
+        declared = digest_of_head(digests, claim.fixed_tokens or 0, self.tree_core.unit_tokens)
+        self.coordinator.tag(claim, path, fixed_tokens, first=first, fixed_digest=declared, digests=digests)
 
     def _answered(self, req: Any) -> None:
         """Let the claim of a request know that it is over, or was retracted and starts again later."""

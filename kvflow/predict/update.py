@@ -18,6 +18,7 @@ class ClaimPrediction:
         probability: that it is used again at all; by another request, if there is one that uses it now.
         due_s: when, on the clock of the control plane; None if only the steps are known.
         since_s: when the request arrived that is using it now, or waits to; None while there is none.
+        requests: how many such requests there are.
         pause_s: how long after that request has been answered; None if others are under way, or nothing is known.
     """
 
@@ -27,6 +28,7 @@ class ClaimPrediction:
     probability: float = 1.0
     due_s: float | None = None
     since_s: float | None = None
+    requests: int = 0
     pause_s: float | None = None
 
 
@@ -55,7 +57,10 @@ class WorkflowUpdate:
             "type": self.workflow_type,
             "retired": self.retired,
             "expected": self.expected,
-            "claims": [[c.agent, c.steps, c.pinned, c.probability, c.due_s, c.since_s, c.pause_s] for c in self.claims],
+            "claims": [
+                [c.agent, c.steps, c.pinned, c.probability, c.due_s, c.since_s, c.requests, c.pause_s]
+                for c in self.claims
+            ],
         }
 
     @classmethod
@@ -69,9 +74,10 @@ class WorkflowUpdate:
                 probability=probability,
                 due_s=due,
                 since_s=since,
+                requests=requests,
                 pause_s=pause,
             )
-            for agent, steps, pinned, probability, due, since, pause in data["claims"]
+            for agent, steps, pinned, probability, due, since, requests, pause in data["claims"]
         )
         return cls(
             workflow_id=data["id"],

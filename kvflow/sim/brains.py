@@ -161,5 +161,6 @@ def _under_way(agent: str, times: list[tuple[float, float]], now_s: float) -> Cl
         steps=1.0,
         probability=float(again),
         since_s=now_s,
+        requests=1,
         pause_s=times[1][0] - times[0][1] if again else 0.0,
     )

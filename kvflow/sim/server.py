@@ -241,7 +241,9 @@ class Server:
             path = node.path_with_ends(page)
         digests, declared = request.prompt.digests, request.claim.fixed_tokens or 0
         digest = digest_of_head(digests, declared, self._accounting.unit_tokens)
-        self._coordinator.tag(request.claim, path, fixed * page, first=not request.tagged, fixed_digest=digest)
+        self._coordinator.tag(
+            request.claim, path, fixed * page, first=not request.tagged, fixed_digest=digest, digests=digests
+        )
         request.tagged = True
 
     def _fixed_tokens(self, request: Request) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvflow.hints import step_action
+from kvflow.hints import envelope, step_action
 from tests.e2e.conftest import Server
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -39,6 +39,12 @@ def cached(server: Any, prompt: str) -> dict[str, int]:
 def settle(server: Any) -> None:
     """Wait until write-through backups are through, so that nothing is locked."""
     time.sleep(0.3)
+
+
+def superseded_tokens(server: Any) -> int:
+    """What of the device is of states that newer ones have replaced."""
+    settle(server)
+    return server.get("cache")["replicas"][0]["tokens"].get("device/superseded", 0)
 
 
 def prepare(server: Any) -> dict[str, str]:
@@ -151,11 +157,35 @@ def test_a_state_that_a_newer_one_replaced_leaves_before_live_ones(server: Any) 
     server.step("w2", "agent", states["other"])  # the oldest
     server.step("w1", "agent", states["old"])
     server.step("w1", "agent", states["new"])
-    settle(server)
-    assert server.get("cache")["replicas"][0]["tokens"]["device/superseded"] >= FIXED_TOKENS
+    assert superseded_tokens(server) >= FIXED_TOKENS
     flood(server, 2 * FIXED_TOKENS, "s")
     kept = {name: cached(server, states[name])["device"] for name in ("other", "new", "old")}
     assert kept == {"other": FIXED_TOKENS, "new": FIXED_TOKENS, "old": 0}
+
+
+def test_conversations_that_one_agent_carries_on_in_turn_are_all_kept(server: Any) -> None:
+    server.set_policy("cost")
+    talks = {name: text(f"talk {name}", 256) for name in ("one", "two")}
+    for turn in range(2):
+        for name, talk in talks.items():
+            talks[name] = talk + text(f"turn {turn}", 64)
+            server.step("w", "agent", talks[name])
+    assert superseded_tokens(server) < 64  # answers, which the next prompts leave out
+    server.step("w", "agent", text("another", 256))
+    assert superseded_tokens(server) >= 256
+
+
+def test_contexts_of_an_agent_that_is_asked_several_times_at_once_are_all_kept(server: Any) -> None:
+    def ask(number: int) -> None:
+        hints = envelope([step_action(workflow_id="w", agent="agent", workflow_type="t")])
+        server.generate(text(f"part {number}", 256), tokens=64, kv_hints=hints)
+
+    server.set_policy("cost")
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(ask, range(3)))
+    assert superseded_tokens(server) == 0
+    ask(3)
+    assert superseded_tokens(server) >= 256
 
 
 def test_the_guard_measures_what_following_predictions_gains(server: Any) -> None:

@@ -196,3 +196,33 @@ def test_asking_how_many_programs_are_under_way_changes_nothing() -> None:
     table.answer("a")
     table.end("a")
     assert table.programs.under_way == 0
+
+
+def test_conversations_that_an_agent_has_side_by_side_all_take_room() -> None:
+    table, texts = Table(), [list(range(1_000 * number, 1_000 * number + 468)) for number in range(3)]
+    claim = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
+
+    def predict(**fields: float) -> None:
+        prediction = ClaimPrediction(agent="a", steps=0, **fields)
+        table.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=(prediction,)))
+
+    for text in texts:
+        table.ask("w", 30_000, key=str(text[0]), digests=text)
+    predict(since_s=0.0, requests=3)
+    for key, text in ((str(text[0]), text) for text in texts):
+        assert table.allowed(key) == [key]
+        table.programs.started(key)
+        table.coordinator.tag(claim, [(FakeNode(key=range(30_000)), 30_000)], 0, digests=text)
+    for text in texts:
+        table.programs.left(str(text[0]), 10, [*text, text[0] + 500])
+    predict(due_s=1.0)
+    view = table.programs._programs["w"].view
+    table.allowed(table.ask("other", 30_000))
+    assert 89_000 < view.live_tokens < 91_000
+    table.programs.left("other", 0)
+    goes_on = table.ask("w", 31_000, key="next", digests=[*texts[1], *range(5_000, 5_016)])
+    assert table.allowed(goes_on) == [goes_on]
+    table.programs.started(goes_on)
+    table.coordinator.tick(1.0)
+    table.allowed(table.ask("another", 30_000))
+    assert 88_000 < view.live_tokens < 94_000, "it takes the place of one of the three"
