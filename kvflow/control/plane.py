@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -158,7 +159,8 @@ class ControlPlane:
     def view(self) -> list[dict[str, Any]]:
         """Describe the live workflows, the one idle for longest first."""
         for workflow in [*self._answered.values()]:
-            self._predict(workflow)
+            with suppress(Exception):  # whatever it is, it must not keep anybody from looking
+                self._predict(workflow)
         now_s = self._clock()
         return [workflow.view(now_s) for workflow in self._workflows]
 

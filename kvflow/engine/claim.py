@@ -95,6 +95,12 @@ class Claim:
         return not self.retired and (self.steps == 0 or self.since_s is not None or self.role.reuses_tails)
 
     @property
+    def branch_share(self) -> float:
+        """Probability that the next use of its context, if there is one, is that of one of its conversations."""
+        others = len(self.branches.others)
+        return min(1.0, max(1, self.requests) / (1 + others)) if others else 1.0
+
+    @property
     def likelihood(self) -> float:
         """Probability of the next use, which is certain while a request waits for it."""
         return 1.0 if self.waited_for else self.probability

@@ -155,12 +155,13 @@ class ClaimTable:
             claim.set(None)
             claim.retired, claim.ended_s = True, self.clock.now_s
             claim.role.settle_end(tokens=claim.tail_tokens)
+            if claim.tip is not None:
+                self.on_ended(claim.tip)
+            claim.tip = None
             for branch in claim.branches.others:
                 if branch.pending:
                     claim.role.settle_tail(reused=False, last=True)
-            tips = [branch.tip for branch in claim.branches.others]
-            for tip in tips if claim.tip is None else [claim.tip, *tips]:
-                self.on_ended(tip)
-            claim.tip = None
+                claim.role.settle_end(tokens=branch.tail_tokens)
+                self.on_ended(branch.tip)
             claim.branches.others.clear()
         self.clock.version += 1

@@ -12,7 +12,8 @@ from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.choice import FREE_CHOICE, Choice
 from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
-from kvflow.engine.entering import enter, learn
+from kvflow.engine.digests import MIN_UNIT_TOKENS
+from kvflow.engine.entering import Prompt, enter, enter_fixed, learn, settle
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
@@ -67,6 +68,7 @@ class Coordinator:
         *,
         backed_up: Callable[[Node], bool] = _on_host,
         cached: Callable[[Node], bool] = _on_device_or_host,
+        unit_tokens: int = MIN_UNIT_TOKENS,
     ) -> None:
         """Start without any claim.
 
@@ -75,6 +77,7 @@ class Coordinator:
             costs: what hits save on this model and machine.
             backed_up: whether the tier below the one a node would leave has a copy of it.
             cached: whether a node is in the cache at all.
+            unit_tokens: tokens per digest.
 
         Raises:
             ConfigError: the policy does not exist.
@@ -84,6 +87,7 @@ class Coordinator:
         self.costs = costs or ServingCosts()
         self._backed_up = backed_up
         self._cached = cached
+        self._unit_tokens = unit_tokens
         self.on_split: Callable[[Node, Node], None] = lambda upper, lower: None
         self._cutoff = math.inf
         self._times: list[float] = []
@@ -182,21 +186,21 @@ class Coordinator:
         if held is None or not path:
             return
         held.program = self.claims.life_of(claim.program_id)
-        clock = self.claims.clock
+        clock, extends = self.claims.clock, False
         if first:
             if held.since_s is not None and held.pause_s is not None:  # else others of the agent are under way too
                 clock.waited(clock.now_s - max(held.since_s, held.let_in_s))  # the rest is its program's wait
             clock.version += 1  # what counts as the role's current fixed prompt, or as a tail worth keeping
             held.role.stamp += 1
             held.stamp = held.role.stamp
-            held.branches.asks(digests, held.requests)
-            learn(held, path, fixed_tokens)
+            extends = learn(held, path, fixed_tokens)
         if held.placed != (held.since_s is not None):
             held.placed = not held.placed
             clock.version += 1
-        for branch in enter(held, path, fixed_tokens, clock.now_s, fixed_digest, digests):
-            if branch.pending and self._cached(branch.tip):  # what has been evicted could not be extended
-                held.role.settle_tail(reused=False)
+        prompt = Prompt(digests, self._unit_tokens, first)
+        entered = enter(held, path, fixed_tokens, clock.now_s, prompt, fixed_digest)
+        if first:
+            settle(held.role, entered, self._cached, extends=extends)
 
     def found(self, claim: Claim, lost: Node, path: Sequence[tuple[Node, int]]) -> None:
         """What had left the cache is there again, under other nodes; what is not is forgotten.
@@ -206,11 +210,14 @@ class Coordinator:
             lost: where it ended before.
             path: what there is of it now, as for :meth:`tag`.
         """
-        for holder in (claim, claim.fixed_prompt):
-            if holder.tip is lost:
-                holder.tip = None
+        fixed = claim.fixed_prompt
+        fixed.tip = None if fixed.tip is lost else fixed.tip
+        claim.tip = None if claim.tip is lost else claim.tip
         if path and not claim.retired:
-            enter(claim, path, claim.fixed_prompt.tokens, self.claims.clock.now_s)
+            if claim.tip is None:
+                enter(claim, path, fixed.tokens, self.claims.clock.now_s, None)
+            else:  # it has gone on with something else since
+                enter_fixed(claim, path, fixed.tokens, self.claims.clock.now_s)
         self.claims.clock.version += 1
 
     def answered(self, claim: PromptClaim) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
+from kvflow.engine.branches import mark_of
 from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.conversations import Context, common_units, live_tokens
@@ -18,7 +20,7 @@ _TO_BE_USED = 0.5
 """Likelihood from which on a context's fixed prompt takes room: a program of a type of many agents uses few of them."""
 
 _LATEST = 8
-"""So many contexts of a program are looked at for what a new request goes on from."""
+"""So many other agents' contexts are looked at for what a new request goes on from."""
 
 
 class Missing(NamedTuple):
@@ -77,7 +79,7 @@ class Holdings:
         view.back_s = None
         program.contexts = len(requests)
         for agent, claim in self._claims_of(program):
-            program.contexts += agent not in asking
+            program.contexts += max(agent not in asking, len(program.talks.get(agent, ())) - 1)
             if not claim.expected:
                 continue
             left_s = claim.back_s(self._claims.clock)
@@ -86,10 +88,9 @@ class Holdings:
                 parts = claim.fixed_prompt.parts(self._cached)
                 fixed |= parts
                 due_s |= {part: min(left_s, due_s.get(part, left_s)) for part in parts}
-            if claim.keeps_tail:
-                idle = self._idle(program, agent, claim, asks=agent in asking)
-                contexts |= idle
-                likelihood |= dict.fromkeys(idle, claim.likelihood)
+            idle = self._idle(program, agent, claim, asks=agent in asking) if claim.keeps_tail else {}
+            contexts |= idle
+            likelihood |= dict.fromkeys(idle, claim.likelihood)
         for parts in brought:
             fixed |= parts
             due_s |= dict.fromkeys(parts, 0.0)
@@ -103,7 +104,7 @@ class Holdings:
     def _idle(self, program: Program, agent: Agent, claim: Claim, *, asks: bool) -> dict[Hashable, Context]:
         """Contexts of an agent that no request goes on with: what it asks with takes the place of what it had."""
         fixed_tokens = claim.context_tokens - claim.tail_tokens
-        talks = program.idle_talks(agent, claim.branches.most)
+        talks = program.idle_talks(agent, claim.branches.most if claim.role.reuses_tails else 1)
         contexts: dict[Hashable, Context] = {}
         for number, talk in enumerate(talks if asks else talks[:-1]):
             tokens = len(talk.digests) * self._unit_tokens
@@ -157,9 +158,9 @@ class Holdings:
     def _on_device(self, program: Program, agent: Agent, digests: Sequence[int]) -> int:
         """How much of a prompt the device has as the beginning of other agents' contexts."""
         tokens = 0
-        for other, talk in program.latest_talks(_LATEST):
+        for other, talk in program.talks_of_others(agent, _LATEST):
             claim = self._claims.claim_of(*other)
-            tip = claim.tip if other != agent and claim is not None else None
+            tip = claim.tip if claim is not None else None
             if tip is not None and self._cached(tip) and not tip.evicted:
                 tokens = max(tokens, self._common_tokens(program, digests, other, talk))
         return tokens
@@ -171,12 +172,24 @@ class Holdings:
     def _claim(self, request: Request) -> Claim | None:
         return self._claims.claim_of(request.claim.workflow_id, request.claim.agent)
 
+    def remember(self, request: Request, digests: Sequence[int]) -> None:
+        """A request has been answered: what its agent goes on from.
+
+        Args:
+            request: which.
+            digests: of its prompt and answer.
+        """
+        claim = self._claim(request)
+        mark = mark_of(request.digests, self._fixed_tokens(request), self._unit_tokens)
+        request.program.remember(request.agent, digests, mark, claim.branches.most if claim is not None else 1)
+
     def known_tokens(self, request: Request) -> int:
         """Length of the part of a prompt that has been computed before, be it cached or not."""
         known, program = self._claim(request), request.program
         known_tokens = self._fixed_tokens(request)
         if request.digests and program.talks:
-            for agent, talk in program.latest_talks(_LATEST):
+            own = ((request.agent, talk) for talk in program.talks.get(request.agent, ()))
+            for agent, talk in chain(own, program.talks_of_others(request.agent, _LATEST)):
                 known_tokens = max(known_tokens, self._common_tokens(program, request.digests, agent, talk))
         elif known is not None and known.role.reuses_tails:
             known_tokens = max(known_tokens, known.context_tokens)

@@ -220,7 +220,7 @@ class Owners:
             if outlook is None or (is_fixed and self._counted(claim)):
                 continue
             likelihood, claim_next_s = outlook
-            kept = 1.0 if is_fixed else claim.role.tail_probability
+            kept = 1.0 if is_fixed else claim.role.tail_probability * claim.branch_share
             rate_hz += kept * (likelihood / claim_next_s)
             next_s = _least(next_s, claim_next_s)
             probability = max(probability, kept * likelihood)

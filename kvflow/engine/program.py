@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
+from kvflow.engine.branches import Mark
 from kvflow.engine.conversations import Context, Tail, told_apart
 from kvflow.engine.coordinator import PromptClaim
 from kvflow.engine.roles import FixedPrompt
@@ -26,16 +28,11 @@ class Talk(NamedTuple):
 
     Attributes:
         digests: of the prompt and the answer, one per full unit.
-        asked_units: how many of these are the prompt's.
+        mark: of the prompt; None if it has none.
     """
 
     digests: array[int]
-    asked_units: int
-
-    def goes_on_in(self, digests: Sequence[int]) -> bool:
-        """Whether a prompt is its next: it begins with the one before, with which all begin if that was too short."""
-        last = self.asked_units - 1
-        return last < 0 or (last < len(digests) and digests[last] == self.digests[last])
+    mark: Mark | None = None
 
 
 @dataclass(slots=True)
@@ -112,24 +109,24 @@ class Program:
         for agent in [agent for agent in self.talks if agent[0] == workflow_id]:
             del self.talks[agent]
 
-    def remember(self, agent: Agent, digests: Sequence[int], asked_units: int, most: int = 1) -> None:
+    def remember(self, agent: Agent, digests: Sequence[int], mark: Mark | None = None, most: int = 1) -> None:
         """An agent has got an answer, or a part of one: what it goes on from.
 
         Args:
             agent: whose it is.
             digests: of the prompt and the answer.
-            asked_units: how many of these are the prompt's.
+            mark: of the prompt.
             most: how many conversations it has at once.
         """
         talks = self.talks.pop(agent, [])
         own = _longest(talks, digests)
-        others = [talk for talk in talks if talk is not own][-(most - 1) :] if most > 1 else []
-        self.talks[agent] = [*others, Talk(array("Q", digests), min(asked_units, len(digests)))]
+        others = [talk for talk in talks if talk is not own]
+        self.talks[agent] = [*others[max(0, len(others) - most + 1) :], Talk(array("Q", digests), mark)]
 
-    def latest_talks(self, most: int) -> list[tuple[Agent, Talk]]:
-        """What its agents go on from, no more than so many, the latest first."""
-        talks = ((agent, talk) for agent in reversed(self.talks) for talk in reversed(self.talks[agent]))
-        return list(islice(talks, most))
+    def talks_of_others(self, agent: Agent, most: int) -> Iterator[tuple[Agent, Talk]]:
+        """What other agents go on from, of each the latest, and no more than so many agents, the latest first."""
+        others = (other for other in reversed(self.talks) if other != agent)
+        return ((other, self.talks[other][-1]) for other in islice(others, most))
 
     def idle_talks(self, agent: Agent, most: int) -> list[Talk]:
         """Conversations of an agent that no request goes on with. A new one takes the place of the oldest.
@@ -143,8 +140,7 @@ class Program:
         for request in asking:
             own = _longest(idle, request.digests)
             idle = [talk for talk in idle if talk is not own]
-        room = max(0, most - len(asking))
-        return idle[len(idle) - room :] if room < len(idle) else idle
+        return idle[max(0, len(idle) - max(0, most - len(asking))) :]
 
     def book(self, now_s: float) -> None:
         """Enter the time since it was last entered; to be called before anything that this depends on changes.
@@ -171,5 +167,5 @@ class Program:
 
 def _longest(talks: Sequence[Talk], digests: Sequence[int]) -> Talk | None:
     """The conversation that a prompt goes on with; None if it begins another."""
-    known = [talk for talk in talks if talk.goes_on_in(digests)]
-    return max(known, key=lambda talk: talk.asked_units, default=None)
+    known = ((talk.mark.unit, talk) for talk in talks if talk.mark is not None and talk.mark.begins(digests))
+    return max(known, key=itemgetter(0), default=(0, None))[1]

@@ -191,9 +191,7 @@ class Programs:
             program, now_s = request.program, self._claims.clock.now_s
             program.book(now_s)
             if request.running:
-                held = self._claims.claim_of(*request.agent)
-                most = held.branches.most if held is not None else 1
-                program.remember(request.agent, digests or request.digests, len(request.digests), most)
+                self._holdings.remember(request, digests or request.digests)
             self._run(request, running=False)
             del program.requests[key]
             program.answered_s = now_s

@@ -41,7 +41,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         require_servable(settings.eviction.policy)
         self.unit_tokens = unit_tokens(params.page_size)
         costs = ServingCosts(**settings.costs.model_dump(exclude={"learn_loads"}))
-        self.coordinator = Coordinator(settings.eviction.policy, costs, cached=self._has)
+        self.coordinator = Coordinator(settings.eviction.policy, costs, cached=self._has, unit_tokens=self.unit_tokens)
         self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)
         self.journal = Journal(self.coordinator.claims.clock, settings.telemetry.journal_entries)

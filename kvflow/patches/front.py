@@ -179,7 +179,9 @@ class Front:
         try:
             self.plane.answered(step.workflow_id, step.agent)
             if step.final and step.step_id is None:  # a named step says itself when it ends
-                self.mail.post(self.plane.finish(step.workflow_id))
+                updates = self.plane.finish(step.workflow_id)
+                if updates:
+                    self.mail.post(updates)
             if said:
                 self.plane.threads.said(step.workflow_id, step.agent, said)
         except Exception:

@@ -46,6 +46,7 @@ def take_updates(cache: Any, message: KvflowUpdates) -> None:
     for workflow_id, outcome in message.feedback:
         if cache.splicer is not None:
             cache.splicer.feedback(workflow_id, outcome)
+    cache.watch.publish()
 
 
 def answer(cache: Any, message: KvflowQuery) -> KvflowAnswer:

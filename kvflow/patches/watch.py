@@ -53,6 +53,7 @@ class Watch:
         if used is not None and self._cache.prefetch is not None:
             self._using.run(self._cache.prefetch.used, used, default=None)
         self._counting.run(self._count, req, default=None)
+        self.publish()
 
     def left(self, req: Any, checkpointed: bool) -> Sequence[int]:
         """A request gives its memory back: answered, aborted, or to start again later.
@@ -61,8 +62,12 @@ class Watch:
             Digests of what of it has been left in the cache; empty if that is nothing.
         """
         found = self._watching.run(self._leave, req, checkpointed, default=())
-        self._counting.run(self._publish, default=None)
+        self.publish()
         return found
+
+    def publish(self) -> None:
+        """Bring the series up to date if it is time, or nobody computes any more."""
+        self._counting.run(self._publish, default=None)
 
     def memory(self) -> MemoryView:
         """What there is to cache in."""
@@ -147,7 +152,6 @@ class Watch:
         self._in_use.update(units)
 
     def _publish(self) -> None:
-        """Bring the series up to date every now and then, and when nobody computes any more."""
         now_s = time.monotonic()
         if not self._in_use or now_s - self._published_s >= _PUBLISH_S:
             self._published_s = now_s

@@ -117,7 +117,7 @@ def simulate(
     env = simpy.Environment()
     unit_tokens = min(_MOST_UNIT_TOKENS, settings.device_tokens // _LEAST_UNITS)
     pager = Pager(settings.page_tokens, max(1, unit_tokens // settings.page_tokens))
-    coordinator = Coordinator(settings.policy, profile.costs, backed_up=backed_up)
+    coordinator = Coordinator(settings.policy, profile.costs, backed_up=backed_up, unit_tokens=pager.unit_tokens)
     accounting = Accounting(pager.unit_tokens)
     guard = Guard(profile.costs, pager.unit_tokens) if settings.guard and coordinator.guarded else None
     memory = Memory(
