@@ -15,11 +15,14 @@ SLOW = "networkx torch sglang openai httpx pydantic wrapt"
 
 
 def run(program: str) -> str:
+    return ended(program).stdout.strip()
+
+
+def ended(program: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(kvflow.__file__).parents[1])}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True, timeout=30
     )
-    return done.stdout.strip()
 
 
 def test_names_are_reachable() -> None:
@@ -53,12 +56,17 @@ def test_the_version_is_that_of_the_package() -> None:
     assert kvflow.__version__ == run("import kvflow; print(kvflow.__version__)")
 
 
-def test_the_library_is_silent_without_logging_set_up() -> None:
+def test_without_logging_set_up_it_warns_once_of_each_thing_and_writes_no_output() -> None:
     program = """
 import kvflow
 kvflow.configure(url="http://127.0.0.1:9")
-with kvflow.workflow(graph="no/such/file", id="\\ud800", tenant="x" * 1000), kvflow.step("a"):
-    kvflow.extra_body()
+for _ in range(3):
+    with kvflow.workflow(graph="no/such/file", id="\\ud800", tenant="x" * 1000), kvflow.step("a"):
+        kvflow.extra_body()
 kvflow.flush()
+print("done")
 """
-    assert run(program + "\nprint('done')") == "done"
+    done = ended(program)
+    assert done.stdout.strip() == "done"
+    for warning in ("is no Unicode text", "could not be read", "is longer than 128 characters"):
+        assert done.stderr.count(warning) == 1

@@ -116,7 +116,10 @@ def test_other_bodies_pass_as_they_are(
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/generate"), ("POST", "/v1/embeddings"), ("PUT", "/generate")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/generate"), ("POST", "/v1/embeddings"), ("POST", "/v1/responses"), ("PUT", "/generate")],
+)
 def test_other_requests_are_left_alone(peer: Peer, client: Any, method: str, path: str) -> None:
     with kvflow.workflow():
         client.request(method, peer.url + path, json={"text": "hi"})

@@ -41,7 +41,8 @@ def reuse(server: Server) -> dict[str, Any]:
 def settle(server: Server) -> None:
     """Wait for the gate's checks of what has been asked: they put texts in, too."""
     deadline_s = time.monotonic() + 10
-    while reuse(server)["checks_under_way"] and time.monotonic() < deadline_s:
+    while reuse(server)["checks_under_way"]:
+        assert time.monotonic() < deadline_s, "checks of reuse do not end"
         time.sleep(0.02)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvflow.hints import envelope, step_action
 from tests.e2e.conftest import HOST_TIER, Server
+from tests.e2e.test_hints import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -66,9 +67,17 @@ def test_a_client_that_gives_up_leaves_nobody_waiting(gated: Server) -> None:
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{gated.url}/generate", json=body, timeout=0.5)
 
+    held = []
     with ThreadPoolExecutor(PROGRAMS) as pool:
-        list(pool.map(give_up, names))
+        leaving = [pool.submit(give_up, name) for name in names]
+        while not all(one.done() for one in leaving):
+            held.append(gated.get("stats")["replicas"][0]["admission"]["held"])
+    for one in leaving:
+        one.result()
+    assert max(held) > 0
     assert program(gated, "patient")
+    gated.end(*names)
+    assert eventually(lambda: gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0})
 
 
 def test_a_request_that_is_retracted_and_then_given_up_holds_nobody_up(gated: Server) -> None:

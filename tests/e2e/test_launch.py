@@ -18,9 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from kvflow.hints import envelope, step_action, tool_action
+from kvflow.hints import command_action, envelope, step_action, tool_action
 from kvflow.patches import cpu
 from kvflow.patches.cpu.environment import server_environment
+from kvflow.patches.cpu.launch import free_port, stop
 from tests import forking
 from tests.e2e.conftest import Server
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text
@@ -64,7 +65,10 @@ def test_what_would_silently_not_work_is_refused_with_the_reason(
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *flags]
     with (tmp_path / "log").open("wb") as log:
         process = forking.spawn(command, env=server_environment() | env, stdout=log)
-    assert process.wait(60) != 0
+    try:
+        assert process.wait(60) != 0
+    finally:
+        stop(process)
     assert message in (tmp_path / "log").read_text().splitlines()[-1]
 
 
@@ -91,7 +95,13 @@ def stock(start: Callable[..., Any]) -> Iterator[Server]:
         yield server
 
 
-def test_installed_but_off_nothing_of_kvflow_is_there(stock: Server) -> None:
+def hooks(server: Server) -> set[str]:
+    """What SGLang says to have been hooked in the HTTP process."""
+    return set(re.findall(r"Applied \d+ hook\(s\) to (\S+) \(from: ", server.log.read_text()))
+
+
+def test_installed_but_off_nothing_of_kvflow_is_there(stock: Server, server: Server) -> None:
+    assert "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request" in hooks(server), "the other way"
     assert stock.client.get("/kvflow/v1/status").status_code == 404
     assert not any(line.startswith("kvflow_") for line in stock.client.get("/metrics").text.splitlines())
     hinted = stock.generate("hello", kv_hints=envelope([step_action(workflow_id="w", agent="a")]))
@@ -99,9 +109,8 @@ def test_installed_but_off_nothing_of_kvflow_is_there(stock: Server) -> None:
     log = stock.log.read_text()
     assert "KvflowTreeCore" not in log
     assert "source=registered('kvflow')" not in log
-    hooked = set(re.findall(r"Applied \d+ hook\(s\) to (\S+) \(from: kvflow", log))
     cpu_engine = {target.target for target in cpu.TARGETS}
-    assert hooked - cpu_engine <= {
+    assert hooks(stock) - cpu_engine <= {
         f"sglang.srt.server_args.ServerArgs.{name}" for name in ("add_cli_args", "from_cli_args")
     }
 
@@ -146,13 +155,15 @@ def test_tensor_parallel_ranks_decide_alike_under_pressure(start: Callable[..., 
         assert "Rank consensus checker is enabled" in server.log.read_text()
 
 
-def test_priorities_are_not_overruled(start: Callable[..., Any]) -> None:
-    with start("--enable-kvflow", "--enable-priority-scheduling", "--max-total-tokens", "2048") as server:
+@pytest.mark.parametrize("flags", [("--enable-priority-scheduling",), ("--kvflow-admission", "fcfs")])
+def test_whose_requests_run_can_be_left_to_sglang(start: Callable[..., Any], flags: tuple[str, ...]) -> None:
+    with start("--enable-kvflow", *flags, "--max-total-tokens", "2048") as server:
         server.step("w", "a", "hello " * 40)
         stats = server.get("stats")["total"]
         assert stats["live_workflows"] == 1
         assert "admission" not in stats
-        assert "whose requests run is left to SGLang" in server.log.read_text()
+        told = "whose requests run is left to SGLang" in server.log.read_text()
+        assert told is ("--enable-priority-scheduling" in flags), "where nobody has said so"
 
 
 def test_data_parallel_replicas_all_take_hints(start: Callable[..., Any]) -> None:
@@ -160,9 +171,14 @@ def test_data_parallel_replicas_all_take_hints(start: Callable[..., Any]) -> Non
         pressure(server)
         stats = server.get("stats")
         assert len(stats["replicas"]) == 2
-        assert sum(replica["requests"] for replica in stats["replicas"]) == stats["total"]["requests"] >= 40
+        assert stats["total"]["requests"] >= 40
+        assert all(replica["requests"] for replica in stats["replicas"])
         live = [replica["live_workflows"] for replica in stats["replicas"]]
         assert live == [len(server.workflows())] * 2
+        assert live[0] >= 3
+        server.step("only", "a", "x" * 200)  # one replica has it, the other misses it
+        pin = command_action("kv.pin", target={"kind": "agent", "workflow_id": "only", "agent": "a"}, ttl_s=60.0)
+        assert [outcome["status"] for outcome in server.events(pin)] == ["accepted"]
         server.set_policy("lru")
         assert {replica["policy"] for replica in server.get("status")["replicas"]} == {"lru"}
 
@@ -260,8 +276,6 @@ def pressure(server: Any) -> None:
 
 
 def test_kvflow_serve_starts_sglang_with_kvflow_and_its_routes_obey_the_api_key(model: Path, tmp_path: Path) -> None:
-    from kvflow.patches.cpu.launch import free_port, stop
-
     port = free_port()
     command = [str(Path(sys.executable).parent / "kvflow"), "serve", str(model), "--cpu", "--policy", "lru", "--strict"]
     command += ["--", "--port", str(port), "--max-total-tokens", "2048"]
@@ -281,9 +295,12 @@ def test_kvflow_serve_starts_sglang_with_kvflow_and_its_routes_obey_the_api_key(
         assert status is not None
         assert status["replicas"][0]["policy"] == "lru"
         assert status["settings"]["strict"] is True
-        for path in ("status", "stats", "workflows", "cache", "graphs"):
-            unknown = {"Authorization": "Bearer no"}
+        unknown = {"Authorization": "Bearer no"}
+        for path in ("status", "stats", "workflows", "cache", "graphs", "explain"):
             assert httpx.get(f"http://127.0.0.1:{port}/kvflow/v1/{path}", headers=unknown).status_code == 401
+        for path in ("hints", "events"):
+            told = httpx.post(f"http://127.0.0.1:{port}/kvflow/v1/{path}", json=envelope([]), headers=unknown)
+            assert told.status_code == 401
         url, change = f"http://127.0.0.1:{port}/kvflow/v1/policy", {"policy": "cost"}
         assert httpx.put(url, json=change, headers=known).status_code == 401, "for the administrator's key alone"
         assert httpx.put(url, json=change, headers={"Authorization": "Bearer owner"}, timeout=20).status_code == 200

@@ -154,6 +154,7 @@ def test_a_workflow_that_goes_another_way_loses_nothing_but_the_load(slow_link: 
     until(slow_link, "prefetches", 1)
     slow_link.end("w")
     assert step(slow_link, "v", "far")["text"] == answers["far"]
+    assert slow_link.get("stats")["total"]["recomputed_tokens"] < FIXED_TOKENS
     assert slow_link.get("status")["degraded"] == {}
     slow_link.flush()
 

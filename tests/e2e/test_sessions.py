@@ -27,6 +27,7 @@ def test_turns_of_a_session_end_and_are_given_up_without_harm(start: Callable[..
         for turn in range(10):
             response = server.client.post("/generate", json=body | {"text": text(f"turn {turn}", 40)})
             assert response.status_code == 200, response.text
+            assert response.json()["meta_info"]["prompt_tokens"] >= 40 * (turn + 1), "turns go on from the session"
         long = body | {"text": text("last", 40), "stream": True}
         long["sampling_params"] = body["sampling_params"] | {"max_new_tokens": 400}
         with server.client.stream("POST", "/generate", json=long) as response:
@@ -36,6 +37,7 @@ def test_turns_of_a_session_end_and_are_given_up_without_harm(start: Callable[..
         again = server.client.post("/generate", json=body | {"text": text("after it", 40)})
         assert again.status_code == 200, again.text
         server.client.post("/close_session", json={"session_id": session})
-        assert server.events(command_action("kv.release", target={"kind": "workflow", "workflow_id": "w"}))
+        release = command_action("kv.release", target={"kind": "workflow", "workflow_id": "w"})
+        assert [outcome["status"] for outcome in server.events(release)] == ["missing"]
         assert server.get("status")["degraded"] == {}
         server.flush()

@@ -34,16 +34,21 @@ def pause_s(sleeper: Any, *, copies: int = 0, loads: int = 0, waiting: int = 0) 
     return time.perf_counter() - began_s
 
 
+def least_pause_s(sleeper: Any, **scheduler: int) -> float:
+    """The least of several: the machine may have other things to do."""
+    return min(pause_s(sleeper, **scheduler) for _ in range(5))
+
+
 def test_it_pauses_while_copies_are_all_there_is(sockets: tuple[Any, Any]) -> None:
     sleeper = IdleSleeper([sockets[0]])
     assert pause_s(sleeper, copies=1) > 0.04
     assert pause_s(sleeper, loads=1) > 0.04
-    assert pause_s(sleeper) < 0.02
-    assert pause_s(sleeper, loads=1, waiting=1) < 0.02, "a load that a request waits for may arrive"
-    assert pause_s(None, copies=1) < 0.02, "nothing tells it of new requests"
+    assert least_pause_s(sleeper) < 0.02
+    assert least_pause_s(sleeper, loads=1, waiting=1) < 0.02, "a load that a request waits for may arrive"
+    assert least_pause_s(None, copies=1) < 0.02, "nothing tells it of new requests"
 
 
 def test_what_comes_in_ends_the_pause(sockets: tuple[Any, Any]) -> None:
     incoming, outgoing = sockets
     outgoing.send(b"a request")
-    assert pause_s(IdleSleeper([incoming]), copies=1) < 0.02
+    assert least_pause_s(IdleSleeper([incoming]), copies=1) < 0.02

@@ -275,13 +275,15 @@ def test_the_transfer_engine_of_sglang_loads_layer_by_layer_and_forwards_wait_fo
 
 
 def test_ending_drops_queued_copies_and_returns_even_when_held() -> None:
-    source, target = torch.ones(PAGE, 1, 8), torch.zeros(PAGE, 1, 8)
+    source, target, behind = torch.ones(PAGE, 1, 8), torch.zeros(PAGE, 1, 8), torch.zeros(PAGE, 1, 8)
     stream = make_stream()
     stream.synchronize()
     streams.links[Direction.HOST_TO_DEVICE].hold()
     with streams.stream(stream):
-        transfer_kv_direct([source], [target], rows([0]), rows([0]), PAGE)
+        transfer_kv_direct([source], [target], rows([0]), rows([0]), PAGE)  # which may have begun
+        transfer_kv_direct([source], [behind], rows([0]), rows([0]), PAGE)
     began_s = time.monotonic()
     stream.end()
     assert time.monotonic() - began_s < streams.EXIT_GRACE_S
+    assert not behind.any()
     streams.Stream().end()

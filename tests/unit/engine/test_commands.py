@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 
@@ -110,9 +111,14 @@ def test_among_pinned_contexts_priority_decides(server: Server) -> None:
     assert server.order()[0] is server.own["b"]
 
 
-def test_retained_context_may_leave_the_device_but_not_the_host(server: Server) -> None:
-    assert server("kv.retain").status == "accepted"
-    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+@pytest.mark.parametrize(
+    ("verb", "more", "on_device"), [("kv.retain", {}, False), ("kv.pin", {"tier": "host"}, False), ("kv.pin", {}, True)]
+)
+def test_what_is_kept_does_not_leave_the_host_and_the_device_only_where_that_is_not_asked_for(
+    server: Server, verb: str, more: dict[str, Any], on_device: bool
+) -> None:
+    assert server(verb, **more).status == "accepted"
+    assert (server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED) is on_device
     server.own["a"].evicted = server.own["b"].evicted = True
     assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
     assert server.coordinator.class_of(server.own["b"]) is not EvictionClass.PINNED
