@@ -94,7 +94,7 @@ class Branches:
     _seen: deque[int] = field(default_factory=lambda: deque(maxlen=_LATEST_PROMPTS))
     _replaced: deque[Mark] = field(default_factory=lambda: deque(maxlen=_MOST))
 
-    def asks(self, latest: Branch | None, path: Mapping[int, int], digests: Sequence[int], requests: int) -> Entered:
+    def enter(self, latest: Branch | None, path: Mapping[int, int], digests: Sequence[int], requests: int) -> Entered:
         """Enter a prompt, the first time that any of it is in the tree.
 
         Args:
@@ -121,12 +121,12 @@ class Branches:
         self._seen.append(min(_MOST, max(1, count)))
         self.most = max(self._seen)
 
-    def goes_on(self, latest: Branch | None, path: Mapping[int, int], mark: Mark | None) -> Entered:
-        """Enter more of a prompt that has been entered before.
+    def enter_more(self, latest: Branch | None, path: Mapping[int, int], mark: Mark | None) -> Entered:
+        """Enter a prompt of which some is in the tree: another part of it, or the answer.
 
         Args:
-            latest: as for :meth:`asks`.
-            path: as for :meth:`asks`.
+            latest: as for :meth:`enter`.
+            path: as for :meth:`enter`.
             mark: of the prompt.
         """
         known = self.others if latest is None else [*self.others, latest]

@@ -211,8 +211,9 @@ class Coordinator:
             path: what there is of it now, as for :meth:`tag`.
         """
         fixed = claim.fixed_prompt
-        fixed.tip = None if fixed.tip is lost else fixed.tip
-        claim.tip = None if claim.tip is lost else claim.tip
+        for holder in (claim, fixed):
+            if holder.tip is lost:
+                holder.tip = None
         if path and not claim.retired:
             if claim.tip is None:
                 enter(claim, path, fixed.tokens, self.claims.clock.now_s, None)

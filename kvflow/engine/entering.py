@@ -148,9 +148,9 @@ def _enter_tail(held: Claim, path: Path, fixed_tokens: int, now_s: float, prompt
         return Entered(latest)
     ends = {id(node): end for node, end in path}
     if prompt is not None and first:
-        entered = branches.asks(latest, ends, prompt.digests, held.requests)
+        entered = branches.enter(latest, ends, prompt.digests, held.requests)
     else:
-        entered = branches.goes_on(latest, ends, held.mark)
+        entered = branches.enter_more(latest, ends, held.mark)
     replaced = entered.replaced if entered.own is None else [entered.own, *entered.replaced]
     gone = [branch for branch in replaced if id(branch.tip) not in ends]
     if gone:

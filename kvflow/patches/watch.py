@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WHOLE_PROMPT = 1 << 30
 """Chunk size where prompts are not computed in chunks."""
 _PUBLISH_S = 0.5
-"""How often counters are brought up to date in /metrics while requests run: it takes a tenth of a millisecond."""
+"""How often the series in /metrics are brought up to date while requests run."""
 
 
 class Watch:
