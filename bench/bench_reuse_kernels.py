@@ -92,7 +92,7 @@ def measure(layers: int, tokens: int, repeats: int, device: torch.device) -> lis
         exact=True,
         value_sketch=torch.zeros(tokens, 1),
     )
-    anchors = [Anchor(start=0, value_sketch=segment.value_sketch, offset=held) for _ in range(2)]
+    anchors = [Anchor(start=0, tokens=(), value_sketch=segment.value_sketch, offset=held) for _ in range(2)]
 
     def graft(count: int) -> Graft:
         weighted = tuple((anchor, 1 / count) for anchor in anchors[:count])

@@ -49,7 +49,7 @@ class Checks:
         self._gate = gate
         self._under_way: OrderedDict[str, _Check] = OrderedDict()
         self._due: list[str] = []
-        self._kept_out = 0
+        self._kept_out = self._begun = 0
 
     @property
     def under_way(self) -> int:
@@ -67,36 +67,38 @@ class Checks:
         """
         if len(self._under_way) >= _MOST and not self._make_room():
             return
+        self._begun += 1  # clients may give several of their requests one id
+        key = f"{self._begun}"
         answer = list(req.output_ids)
         looked = crc32(req.rid.encode()) % max(1, min(len(answer), _ANSWER_TOKENS))
         judged = {*plan.slots, *plan.check}  # others were not put in, and are not to be judged by
         common = {"input_ids": prompt.tokens.tolist() + answer[:looked], "cache_salt": req.cache_salt}
         spliced = {
-            "check": (req.rid, SPLICED),
+            "check": (key, SPLICED),
             "slots": [
                 (slot.start, slot.end, slot.name)
                 for slot in prompt.slots
                 if (prompt.workflow_type, slot.name) in judged
             ],
             "mode": mode,
-            "exact_tokens": plan.exact_tokens if plan.grafts else 0,  # no more is put in than was
+            "exact_tokens": plan.exact_tokens if plan.spliced else 0,  # no more is put in than was
             "namespace": prompt.namespace,
             "workflow_type": prompt.workflow_type,
             "agent": prompt.agent,
         }
-        exact = {"check": (req.rid, _EXACT), "slots": []}
-        self._under_way[req.rid] = _Check(
+        exact = {"check": (key, _EXACT), "slots": []}
+        self._under_way[key] = _Check(
             plan.check,
             [
                 {**common, "extra_key": req.extra_key, "asked": exact},
                 {**common, "extra_key": f"{req.extra_key or ''}\0{_CHECK_KEY}", "asked": spliced},
             ],
         )
-        self._due.append(req.rid)
+        self._due.append(key)
 
-    def give_up(self, rid: str) -> None:
+    def give_up(self, key: str) -> None:
         """Do without a check: what was to be compared is not what was to be checked."""
-        self._under_way.pop(rid, None)
+        self._under_way.pop(key, None)
 
     def clear(self) -> None:
         """Give up all."""

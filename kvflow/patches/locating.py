@@ -43,7 +43,7 @@ def find_slots(
         Ranges in order that do not overlap: what was named first counts. What is not in the prompt is left out.
     """
     located = None
-    if asked.messages or any(item.start_tokens is None for item in asked.ranges):
+    if (asked.messages and messages) or any(item.start_tokens is None for item in asked.ranges):
         located = Located(prompt())
     slots: list[SlotRange] = []
     for start, end, name in _found(asked, located, tokenizer, messages, text)[:_MAX_SLOTS]:

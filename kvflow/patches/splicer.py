@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class _State:
         prompt: None for an exact copy made for a check.
         attempt: how often it has been retracted; each attempt has its own plan.
         shown: whether reuse has learned from it.
+        put: whether something has been put into it.
     """
 
     asked: dict[str, Any]
@@ -47,6 +48,7 @@ class _State:
     plan: Plan | None = None
     attempt: int = -1
     shown: bool = False
+    put: bool = False
 
 
 class Splicer:
@@ -94,10 +96,13 @@ class Splicer:
         self._agree()
         self._guard.run(self._plan, batch, default=None)
         spliced = self._filling.run(self._fill, batch, default=nothing)
-        self._sampled = self._guard.run(self._checked, batch, default=[])
         if any(spliced):
             worker.set_hicache_consumer(batch.hicache_consumer_index)
-        batch = self._splicing.compute(batch, spliced) or batch
+        rest = self._splicing.compute(batch, spliced)
+        if rest is not None:
+            _note_put(batch, spliced)
+        self._sampled = self._guard.run(self._checked, batch, default=[])
+        batch = rest or batch
         result = original(worker, batch, *args, **kwargs)
         if self._sampled and getattr(result, "delay_sample_func", None) is not None:  # sampled beside the next batch
             self._guard.run(self.before_sampling, result.logits_output.next_token_logits, default=None)
@@ -117,7 +122,7 @@ class Splicer:
     def publishable(self, req: Any, up_to: int) -> int:
         """How many of a request's first tokens other requests may see."""
         state: _State | None = getattr(req, "_kvflow_splice", None)
-        if state is None or state.plan is None or not state.plan.grafts:
+        if state is None or state.plan is None or not state.plan.spliced:
             return up_to
         return max(min(up_to, state.plan.exact_tokens), req.kv.cache_protected_len)
 
@@ -230,7 +235,7 @@ class Splicer:
             if not check or batch.prefix_lens[row] + batch.extend_lens[row] < len(req.origin_input_ids):
                 continue
             state: _State | None = getattr(req, "_kvflow_splice", None)
-            if check[1] == SPLICED and (state is None or state.plan is None or not state.plan.grafts):
+            if check[1] == SPLICED and (state is None or not state.put):
                 self.checks.give_up(check[0])
             else:
                 found.append((row, tuple(check)))
@@ -274,11 +279,19 @@ class Splicer:
         if not state.shown:
             state.shown = True
             self.reuse.computed(prompt, plan, read)
+        state.plan = plan.done
         if req.finished() and not prompt.trial:
             if plan.check:
                 self.checks.begin(req, prompt, plan, state.asked.get("mode"))
+            up_to = min(up_to, len(req.origin_input_ids) + len(req.output_ids) - 1)  # the last one's may be on its way
             tokens = torch.tensor(list(req.full_untruncated_fill_ids[:up_to]), dtype=torch.int64)
-            self.reuse.answered(prompt, tokens, not plan.grafts, read)
+            self.reuse.answered(prompt, tokens, not plan.spliced, read)
+
+
+def _note_put(batch: Any, spliced: Sequence[Spliced | None]) -> None:
+    for req, one in zip(batch.reqs, spliced, strict=True):
+        if one is not None:
+            req._kvflow_splice.put = True
 
 
 def _replica() -> int | None:

@@ -38,6 +38,7 @@ class Anchor:
 
     Attributes:
         start: which token of its slot it begins with.
+        tokens: its own.
         value_sketch: [n, dim] of its base values, as in :class:`~kvflow.reuse.segments.Segment`.
         offset: of its KV in context from its base KV; keys without rotary embedding.
         follows: tokens between it and the next slot, or the end of the prompt.
@@ -46,6 +47,7 @@ class Anchor:
     """
 
     start: int
+    tokens: tuple[int, ...]
     value_sketch: torch.Tensor
     offset: KV
     follows: tuple[int, ...] = ()

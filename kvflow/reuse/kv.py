@@ -24,9 +24,16 @@ class KV:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held, if this is no view of another; PyTorch rounds pinned blocks up to powers of two."""
-        parts = ((part.nbytes, part.is_pinned()) for part in (self.keys, self.values))
-        return sum(1 << (size - 1).bit_length() if pinned and size else size for size, pinned in parts)
+        """Bytes that it takes on the host, if this is no view of another."""
+        return self.bytes_of(len(self))
+
+    def bytes_of(self, tokens: int) -> int:
+        """Bytes that so many tokens like these take there: pinned if they come from a GPU.
+
+        PyTorch rounds pinned blocks up to powers of two.
+        """
+        sizes = ((part[:, :1].nbytes * tokens, part.is_cuda or part.is_pinned()) for part in (self.keys, self.values))
+        return sum(1 << (size - 1).bit_length() if pinned and size else size for size, pinned in sizes)
 
     def span(self, start: int, end: int) -> KV:
         """View of the tokens [start, end)."""

@@ -38,14 +38,18 @@ class HostMemory:
         """
         if not self.ever_holds(nbytes):
             return False
-        while self.used_bytes + nbytes > self.max_bytes:
+        self.make_room(nbytes)
+        self._entries[key] = (nbytes, drop)
+        self.used_bytes += nbytes
+        return True
+
+    def make_room(self, nbytes: int) -> None:
+        """Let the least recently used go until there is room for so much, or nothing is left."""
+        while self._entries and self.used_bytes + nbytes > self.max_bytes:
             _, (freed_bytes, forget) = self._entries.popitem(last=False)
             self.used_bytes -= freed_bytes
             self.dropped += 1
             forget()
-        self._entries[key] = (nbytes, drop)
-        self.used_bytes += nbytes
-        return True
 
     def touch(self, key: Hashable) -> None:
         """An entry has been used."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvflow.reuse.gate import SlotKey
 from kvflow.reuse.prompt import Slot
@@ -51,15 +51,22 @@ class Plan:
         slots: whose texts are put in.
         check: slots for whose sake the prompt is to be computed again, spliced and exactly.
         reason: what is put in, or why nothing is; for people to read.
+        spliced: whether something is put in.
     """
 
     exact_tokens: int
     reason: str
     slots: tuple[SlotKey, ...] = ()
     check: tuple[SlotKey, ...] = ()
+    spliced: bool = False
     grafts: tuple[Graft, ...] = ()
     lessons: tuple[Lesson, ...] = ()
     missing: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def done(self) -> Plan:
+        """What is left to know once the prompt is there, without the KV of others, which may be forgotten then."""
+        return replace(self, grafts=(), lessons=(), missing=())
 
 
 @dataclass(slots=True)

@@ -85,11 +85,10 @@ class Reuse:
         missing = tuple(gap for slot, matches in found.items() for gap in self._gaps(slot, matches))
         grafts, lessons = self._served(prompt, found, doors)
         plan = Plan(exact_tokens=len(prompt.tokens), lessons=tuple(lessons), missing=missing, reason="")
-        tried = tuple(key for key, door in doors.items() if door is Door.TRIAL)
         kept = [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]
+        tried = tuple(key for key in _slots_of(prompt, kept) if doors.get(key) is Door.TRIAL)
         if tried:
-            put_in = tuple(key for key in _slots_of(prompt, kept) if key in tried)  # others would pass without a test
-            plan = replace(plan, check=self._sampled(put_in), reason="tried on copies after a rest")
+            plan = replace(plan, check=self._sampled(tried), reason="tried on copies after a rest")
         elif self._compared(prompt):
             plan = replace(plan, reason="for other workflows to be compared with")
         elif kept:
@@ -117,6 +116,7 @@ class Reuse:
         return replace(
             plan,
             exact_tokens=max(cached_tokens, grafts[0].start),
+            spliced=True,
             grafts=tuple(grafts),
             slots=slots,
             check=() if prompt.trial else self._sampled(slots),
@@ -272,13 +272,15 @@ class Reuse:
         read: Read,
         tokens: torch.Tensor | None = None,
     ) -> None:
-        if end - start < self._min_tokens:
+        tokens = prompt.tokens if tokens is None else tokens
+        if end - start < self._min_tokens or self._knows(prompt.namespace, tokens, start, end, exact):
+            return
+        if not self._fits(start, end, read):
             return
         kv = read(start, end)
-        if not self.memory.ever_holds(kv.nbytes):  # moving it to the host takes as much of that at once
-            return
+        self.memory.make_room(kv.nbytes)
         segment = Segment(
-            tokens=(prompt.tokens if tokens is None else tokens)[start:end].clone(),
+            tokens=tokens[start:end].clone(),
             kv=self._keep(kv),
             position=start,
             origin=Origin(workflow_type=prompt.workflow_type, agent=prompt.agent, part=part),
@@ -288,8 +290,23 @@ class Reuse:
         if self.segments.put(prompt.namespace, segment):
             self.counters.segments += 1
 
+    def _knows(self, namespace: str, tokens: torch.Tensor, start: int, end: int, exact: bool) -> bool:
+        """Whether a text is at hand by now: prompts that were computed side by side may have brought it, too."""
+        matches = self.segments.find(namespace, tokens, start, end, self._min_tokens)
+        return any((match.start, match.end) == (start, end) and match.segment.exact >= exact for match in matches)
+
+    def _fits(self, start: int, end: int, read: Read) -> bool:
+        """Whether there may ever be room for the KV of these tokens; else not even a copy of it is made."""
+        return self.memory.ever_holds(read(start, start + 1).bytes_of(end - start))
+
     def _learn(self, prompt: Prompt, lesson: Lesson, read: Read) -> None:
         match, after = lesson.found.match, lesson.found.after
+        start, own = match.start - lesson.found.slot.start, tuple(prompt.tokens[match.start : match.end].tolist())
+        pool = self.pools.get(lesson.pool)
+        if pool is not None and any((anchor.start, anchor.tokens) == (start, own) for anchor in pool.anchors):
+            return  # prompts that were computed side by side teach the same
+        if not self._fits(match.start, after, read):
+            return
         seen = read(match.start, after)
         tokens = match.end - match.start
         actual = self._corrector.home(seen.span(0, tokens), match.start)
@@ -299,7 +316,8 @@ class Reuse:
         if after - match.end >= self._min_tokens:
             following = self._corrector.home(seen.span(tokens, len(seen)), match.end)
         anchor = Anchor(
-            start=match.start - lesson.found.slot.start,
+            start=start,
+            tokens=own,
             value_sketch=match.segment.value_sketch[match.offset : match.offset + tokens].clone(),
             offset=self._narrow(KV(actual.keys - base.keys, actual.values - base.values), seen),
             follows=tuple(prompt.tokens[match.end : after].tolist()),

@@ -18,7 +18,7 @@ DIM = 4
 def anchor(at: float = 0.0, *, tokens: int = 10, start: int = 0) -> Anchor:
     """An example whose values are all the same."""
     offset = KV(torch.zeros(1, tokens, 1, 2), torch.zeros(1, tokens, 1, 2))
-    return Anchor(start=start, value_sketch=torch.full((tokens, DIM), at), offset=offset)
+    return Anchor(start=start, tokens=(), value_sketch=torch.full((tokens, DIM), at), offset=offset)
 
 
 def pool(*anchors: Anchor, size: int = 20, entropy: float = 0.3, window: int = 5) -> AnchorPool:

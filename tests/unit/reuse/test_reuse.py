@@ -11,6 +11,7 @@ import torch
 
 from kvflow.reuse import KV, Mode, Plan, Prompt, Reuse, SlotKey
 from kvflow.reuse.anchors import Anchor
+from kvflow.reuse.gate import Door
 from kvflow.reuse.segments import Segment
 from tests.unit.reuse.toy import (
     CPU,
@@ -392,3 +393,39 @@ def test_prompts_computed_for_comparison_teach_as_others_do() -> None:
     assert plan.reason == "for other workflows to be compared with"
     assert [lesson.reason for lesson in plan.lessons] == ["few anchors"]
     assert reuse.counters.learned == 1
+
+
+def test_prompts_computed_side_by_side_teach_one_text_and_one_example() -> None:
+    reuse = made()
+    asked = [prompt("planner", words(20 + n, 10), ("document", TEXT), mode=Mode.KVCOMM) for n in range(3)]
+    for planned, plan in [(one, reuse.plan(one, 0)) for one in asked]:
+        reuse.computed(planned, plan, reading(exact(planned)))
+    assert (len(reuse.segments), reuse.counters.segments) == (1, 1)
+    asked = [prompt("critic", words(30 + n, 12), ("document", TEXT), mode=Mode.KVCOMM) for n in range(3)]
+    for planned, plan in [(one, reuse.plan(one, 0)) for one in asked]:
+        assert plan.lessons
+        reuse.computed(planned, plan, reading(exact(planned)))
+    assert [len(pool.anchors) for pool in reuse.pools.values()] == [1]
+
+
+def test_an_exact_text_is_remembered_beside_one_that_is_not() -> None:
+    reuse = made()
+    asked = prompt("planner", words(20, 10), ("document", TEXT))
+    plan = reuse.plan(asked, 0)
+    reuse.computed(asked, replace(plan, exact_tokens=0), reading(exact(asked)))
+    reuse.computed(asked, plan, reading(exact(asked)))
+    reuse.computed(asked, plan, reading(exact(asked)))
+    assert sorted(segment.exact for segment in reuse.segments._segments) == [False, True]
+
+
+def test_a_slot_on_trial_does_not_close_those_that_are_open() -> None:
+    reuse = made()
+    serve(reuse, prompt("planner", words(20, 10), ("a", TEXT), ("b", OTHER)))
+    reuse.gate.door(("review", "a"))
+    reuse.gate.close(("review", "a"))
+    asked = prompt("critic", words(22, 33), ("a", TEXT), ("b", OTHER), QUESTION)
+    cached_tokens = 33 + len(TEXT)
+    while reuse.gate.door(("review", "a")) is not Door.TRIAL:
+        pass
+    assert set(reuse.plan(asked, cached_tokens).slots) == {("review", "b")}, "nothing of the other is at stake"
+    assert reuse.plan(asked, 0).grafts == ()

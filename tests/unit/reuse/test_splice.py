@@ -21,7 +21,7 @@ SEGMENT = Segment(
     exact=True,
     value_sketch=torch.zeros(0, 4),
 )
-ANCHORS = ((Anchor(start=0, value_sketch=torch.zeros(0, 4), offset=NOTHING), 1.0),)
+ANCHORS = ((Anchor(start=0, tokens=(), value_sketch=torch.zeros(0, 4), offset=NOTHING), 1.0),)
 
 
 def graft(start: int, end: int, offset: int = 100, place: int = 1000) -> Graft:

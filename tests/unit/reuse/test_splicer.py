@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -64,10 +65,11 @@ class FakeSplicing:
 
     def put(self, row: int, chunk: Any, fills: Any, repair_share: float, *, trial: bool = False) -> Any:
         self.starts.append(chunk.grafts[0].start)
-        return list(fills) and None
+        return list(fills)
 
-    def compute(self, batch: Any, spliced: Any) -> None:
-        return None
+    def compute(self, batch: Any, spliced: Any) -> Any:
+        told = self._ranks.tell(self._rank, "compute", [any(spliced)])
+        return batch if all(one for (one,) in told) else None
 
 
 @pytest.fixture
@@ -128,18 +130,23 @@ def batch(req: Any, cached_tokens: int = 0, **fields: Any) -> Any:
         prefix_lens=[cached_tokens],
         extend_lens=[len(req.origin_input_ids) - cached_tokens],
         req_pool_indices_cpu=torch.tensor([0]),
+        hicache_consumer_index=-1,
         **fields,
     )
 
 
+WORKER = SimpleNamespace(set_hicache_consumer=lambda index: None)
+
+
 def serve(one: Splicer, req: Any, *, cached_tokens: int = 0, **fields: Any) -> Plan | None:
     """Have a request computed and answered, as far as its splicer sees; returns its plan."""
-    one.forward(lambda worker, made, *_: None, None, batch(req, cached_tokens, **fields))
+    one.forward(lambda worker, made, *_: None, WORKER, batch(req, cached_tokens, **fields))
+    state = getattr(req, "_kvflow_splice", None)
+    plan = state and state.plan
     splicing: Any = one._splicing
     splicing.kv = prefill(req.origin_input_ids)
     one.computed(req, len(req.origin_input_ids))
-    state = getattr(req, "_kvflow_splice", None)
-    return state and state.plan
+    return plan
 
 
 @pytest.mark.parametrize("field", ["input_embeds", "replace_embeds"])
@@ -266,9 +273,57 @@ def test_logits_are_kept_where_sampling_is_put_off(made: Callable[..., list[Spli
     for offer in one.checks.due():
         copy = request(**({"agent": "critic"} | offer["asked"]), text=TEXT)
         late = SimpleNamespace(delay_sample_func=lambda: None, logits_output=output)
-        one.forward(lambda worker, made, *_, late=late: late, None, batch(copy))
+        one.forward(lambda worker, made, *_, late=late: late, WORKER, batch(copy))
         one.computed(copy, len(copy.origin_input_ids))
     assert one.checks.compared == 1
+
+
+def test_a_copy_into_which_nothing_could_be_put_passes_no_check(
+    made: Callable[..., list[Splicer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = made()
+    serve(one, request("planner", TEXT))
+    serve(one, request("critic", TEXT))
+    _, spliced = one.checks.due()
+    assert one.checks.under_way == 1
+    monkeypatch.setattr(one._splicing, "compute", lambda batch, spliced: None)  # another rank has failed
+    serve(one, request(text=TEXT, **spliced["asked"]))
+    assert one.checks.under_way == one.checks.compared == 0
+
+
+def test_what_a_request_was_made_of_may_be_forgotten_while_it_decodes(made: Callable[..., list[Splicer]]) -> None:
+    (one,) = made()
+    serve(one, request("planner", TEXT))
+    (segment,) = one.reuse.segments._segments
+    text = weakref.ref(segment.kv.keys)
+    del segment
+    req = request("critic", TEXT)
+    req.finished = lambda: False
+    plan = serve(one, req)
+    assert plan is not None
+    assert plan.grafts
+    del plan
+    one.reuse.clear()
+    assert text() is None
+    req.kv.cache_protected_len = 0
+    assert one.publishable(req, len(req.origin_input_ids)) == len(ROLE), "and what was put in stays its own"
+
+
+def test_requests_of_one_id_are_checked_apart() -> None:
+    checks, slot = Checks(QualityGate(), None), ("review", "text")
+    prompt = Prompt(
+        namespace="n",
+        workflow_type="review",
+        agent="critic",
+        tokens=torch.arange(100),
+        slots=(Slot(start=0, end=40, name="text"),),
+        method=Method(mode=Mode.ROTATE),
+    )
+    for _ in range(2):
+        checks.begin(asked_again(7), prompt, Plan(exact_tokens=0, reason="", slots=(slot,), check=(slot,)), "rotate")
+    keys = [offer["asked"]["check"][0] for offer in checks.due()]
+    assert len(keys) == 4
+    assert len(set(keys)) == checks.under_way == 2
 
 
 def test_copies_of_one_owner_share_no_prefix_with_those_of_another(made: Callable[..., list[Splicer]]) -> None:
