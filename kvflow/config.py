@@ -158,6 +158,8 @@ class Costs(_Section):
     """Measure ``load_token_s`` while serving."""
     storage_token_s: float = Field(default=4.4e-5, ge=0)
     """Seconds to fetch one token from storage to host."""
+    prefill_step_s: float = Field(default=8.0e-3, ge=0)
+    """Seconds of a prefill batch, its tokens apart."""
     decode_step_s: float = Field(default=8.0e-3, ge=0)
     """Seconds of a decode step without attention."""
     decode_sequence_s: float = Field(default=1.0e-5, ge=0)

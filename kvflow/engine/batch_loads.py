@@ -8,11 +8,12 @@ from kvflow.policy import ServingCosts
 class BatchLoads:
     """What the batch that is being formed is to load while it runs.
 
-    A request that is left in the queue until its context has come gets a batch of its own later, and the others decode
-    a step more without it. If all that a batch waits for takes less than such a step, that costs more than it saves.
+    A request that is left in the queue until its context has come gets a batch of its own later, for which everything
+    that runs waits; and a batch computes while its loads come, layer by layer. So loads that take less than two of the
+    shortest batches cost no more in a batch than in the queue.
 
     Args:
-        costs: seconds of a load and of a decode step.
+        costs: seconds of a load and of a batch.
     """
 
     def __init__(self, costs: ServingCosts) -> None:
@@ -26,7 +27,7 @@ class BatchLoads:
             tokens: what the request loads.
             behind_tokens: what is under way on the link, and has to come before.
         """
-        if self._costs.load_steps(behind_tokens + self._tokens + tokens) >= 1:
+        if self._costs.load_s(behind_tokens + self._tokens + tokens) >= 2 * self._costs.prefill_step_s:
             return False
         self._tokens += tokens
         return True

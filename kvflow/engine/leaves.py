@@ -70,7 +70,7 @@ class Leaves(set[Any]):
     def __iter__(self) -> Iterator[Node]:
         return super().__iter__() if self._round is None else iter(list(self._round.values()))
 
-    def open_round(self, *, claims: bool, tokens: int = 0, spared_tokens: int = 0) -> None:
+    def open_round(self, *, claims: bool, tokens: int = 0, spared_tokens: float = 0) -> None:
         """Choose what a round looks at, until :meth:`close_round`.
 
         Args:

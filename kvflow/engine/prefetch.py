@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from kvflow.engine.accounting import Counters
@@ -22,6 +23,8 @@ from kvflow.policy.prefetch import PrefetchPace
 
 _PAUSE_S = 0.1
 """How long nothing is tried after there was no room."""
+_LEAVES = 256
+"""Looked at for requests that wait before there is a pause of this length; behind fewer there is a shorter one."""
 _ANNOUNCED_S = 0.1
 """How long the link is kept free for a request that has been announced; after that it waits for something else."""
 
@@ -83,7 +86,8 @@ class Prefetcher:
         self._max_tokens = max_tokens
         self._least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
-        self._resume_s = self._resume_orders_s = self._search_s = 0.0
+        self._resume_s = self._resume_asked_s = self._resume_orders_s = self._search_s = 0.0
+        self._looked = 0
         self._orders = LoadOrders(self._missing)
         self._begun = 0
 
@@ -116,31 +120,34 @@ class Prefetcher:
             self._decided = state
         return load
 
-    def asked(self, retry: LoadRetry, node: Node, room: Room, view: Callable[[], DeviceView]) -> Load | None:
-        """The load of a context that a request waits for: without a budget; None if there is no room on the same terms.
+    def asked(
+        self, asking: Iterable[tuple[LoadRetry, Node]], room: Room, view: Callable[[], DeviceView]
+    ) -> Load | None:
+        """The first load that requests wait for and that there is room for on the same terms; without a budget.
 
         Args:
-            retry: the request's; is told whether there was room, and nothing where nothing is tried for now.
-            node: where the context ends, as far as it is cached.
+            asking: each request's tries, and where its context ends as far as it is cached, in their order. Tries are
+                told whether there was room, and nothing where nothing is tried for now.
             room: as for :meth:`next`.
             view: as for :meth:`next`.
 
-        Cost: O(leaves) if something has to leave, which is tried ten times a second at most.
+        Cost: O(leaves) for each request for which something has to leave, for a fiftieth of the time at most.
         """
-        load = self._first_part(self._missing(node))
-        if load is not None:
-            load.asked = True
-            now_s = self._coordinator.claims.clock.now_s
-            if load.tokens > room.free_tokens and now_s < self._resume_s:
-                return None
-            load = self._with_room(load, room, view)
-            if load is None:
-                self._resume_s = now_s + _PAUSE_S
-        if load is None:
+        now_s, self._looked, view = self._coordinator.claims.clock.now_s, 0, cache(view)
+        for retry, node in asking:
+            load = self._first_part(self._missing(node))
+            if load is not None:
+                load.asked = True
+                if load.tokens > room.free_tokens and (now_s < self._resume_asked_s or self._looked >= _LEAVES):
+                    continue
+                load = self._with_room(load, room, view)
+            if load is not None:
+                retry.chosen()
+                return load
             retry.refused_tokens = room.available_tokens
-        else:
-            retry.chosen()
-        return load
+        if self._looked:
+            self._resume_asked_s = now_s + min(1.0, self._looked / _LEAVES) * _PAUSE_S
+        return None
 
     def order(self, nodes: Sequence[Node], until_s: float, tenant: str = "") -> bool:
         """Load contexts as soon as may be, by command; False if too many are ordered already, by the tenant or by all.
@@ -267,6 +274,7 @@ class Prefetcher:
         if load.tokens + room.growth_tokens(self.pace.costs.load_steps(load.tokens)) <= room.free_tokens:
             return load
         device = view()
+        self._looked += len(device.leaves)
         nodes = load.nodes[: fitting(self._coordinator, load.nodes, room.free_tokens, device)]
         tokens = sum(len(node.key) for node in nodes)
         if nodes and tokens >= self._least_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from math import ceil
@@ -56,7 +56,7 @@ class DeviceView:
         own_order: the body's order among nodes of one rank, lowest first.
     """
 
-    leaves: Iterable[Node]
+    leaves: Collection[Node]
     locked: Callable[[Any], bool]
     own_order: Callable[[Any], Any]
 

@@ -71,7 +71,7 @@ class Gate:
 
     def late(self, req: Any) -> bool:
         """Whether a request has come since the pass began: its grammar has been compiled. The next pass has it."""
-        return self._looks and not self._failed and req.rid not in self._queued and claim_of(req) is not None
+        return self._looks and not self._failed and req.rid not in self._queued and _counts(req)
 
     def left(self, req: Any, digests: Sequence[int]) -> None:
         """A request has given its memory back: answered, aborted, or to start again.
@@ -94,7 +94,7 @@ class Gate:
             self.programs.left(rid, 0)  # aborted before it could start, or start again
         for req in queue:
             claim = claim_of(req)
-            if claim is not None and req.rid not in self._queued:
+            if claim is not None and _counts(req) and req.rid not in self._queued:
                 if getattr(req, "skip_radix_cache_insert", False):  # of what it computes others find nothing
                     claim = replace(claim, fixed_tokens=None)
                 digests = self._cache.watch.digests(req)
@@ -115,6 +115,11 @@ class Gate:
     def _memory(self) -> AdmissionMemory:
         memory = self._cache.watch.memory()
         return AdmissionMemory(device_tokens=memory.device_tokens, host_tokens=memory.host_tokens)
+
+
+def _counts(req: Any) -> bool:
+    """Whether a request has a turn to wait for: one that SGLang has refused only waits to be told."""
+    return claim_of(req) is not None and not refused(req)
 
 
 def _without_claims(queue: list[Any]) -> bool:

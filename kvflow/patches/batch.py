@@ -29,7 +29,8 @@ def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
     if prefetch is not None:
         prefetch.join(batch)
         running = sum(len(each.reqs) for each in result if each is not None)
-        prefetch.begin(running, self.chunked_req, flushing=self.flush_wrapper._pending is not None)
+        pending = self.flush_wrapper._pending
+        prefetch.begin(running, self.chunked_req, flush=pending[0] if pending is not None else None)
     if batch is not None and batch.hicache_consumer_index >= 0:
         stall.begins(batch.reqs)
     return result

@@ -51,6 +51,7 @@ TREE_SEAMS: tuple[Seam, ...] = (
         ("self", "key", "child", "split_len"),
         "A divided node keeps its claims on both halves.",
     ),
+    _tree("tree.remove", "_unregister_node", ("self", "node"), "What a claim remembers of it holds no memory."),
     _tree("tree.add_node", "_add_new_node", ("self", "parent", "key"), "A node's key compares as a whole first."),
     _tree("tree.insert", "begin_insert", ("self", "params"), "What is left of a key is not copied at every node."),
     _tree("tree.walk", "_advance_insert", ("self",), "An insertion begins where the path ends that a request holds."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import DecLockRefResult
@@ -24,6 +25,7 @@ from kvflow.patches.keys import KeyView, NodeKey
 from kvflow.patches.known import go_ahead
 from kvflow.patches.orders import require_servable
 from kvflow.patches.rank import ClaimOrder
+from kvflow.patches.states import give_second_chance
 from kvflow.patches.trust import Trust
 from kvflow.patches.walks import Locks, inner, match, shorten
 from kvflow.patches.watermark import Watermark
@@ -48,8 +50,10 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.watermark = Watermark(params.token_to_kv_pool_allocator.size_full, self.class_of)
         self._telling = Guard("journal")
         self._clearing = Guard("host copies")
+        self._sparing = Guard("windows and states")
         self.exclusive = False
         self.kept: Any = None
+        self._short_tokens: float = inf
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         self.known: tuple[Any, int] | None = None
         self._left: tuple[int, Any, tuple[Any, ...], dict[str, Any]] | None = None
@@ -75,8 +79,13 @@ class KvflowTreeCore(UnifiedTreeCore):
             return None
 
     def _has(self, node: Any) -> bool:
-        """Whether a node is in the tree; one that was removed keeps its values."""
+        """Whether a node is in the tree; one that was removed keeps its key."""
         return self.find(node.id) is node
+
+    def _unregister_node(self, node: Any) -> None:
+        super()._unregister_node(node)
+        for data in node.component_data:  # a claim may remember the node, and need not keep these on the device
+            data.value = None
 
     def _split_node(self, key: Any, child: Any, split_len: int) -> Any:
         result: Any = super()._split_node(key, child, split_len)
@@ -159,11 +168,18 @@ class KvflowTreeCore(UnifiedTreeCore):
             self._order_leaves()
 
     def evict_device_start(self, component_type: Any, request_cnt: int) -> Any:
-        self._asked_tokens = request_cnt
-        self._open_round(Tier.DEVICE, self.evictable_device_leaves, spared_tokens=request_cnt)
+        if component_type is BASE_COMPONENT_TYPE:
+            self._asked_tokens = request_cnt
+            self._open_round(
+                Tier.DEVICE, self.evictable_device_leaves, spared_tokens=min(request_cnt, self._short_tokens)
+            )
+        elif not self.enable_session_radix_cache:
+            self._sparing.run(give_second_chance, self, component_type, default=None)
         return super().evict_device_start(component_type, request_cnt)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
+        if component_type is not BASE_COMPONENT_TYPE:
+            return super().evict_device_next_node(component_type, tracker)
         component: Any = self.components_by_type[component_type]
         if self.watermark.reached(component._evict_device_heap):
             return EvictDeviceNextNodeResult()
@@ -178,7 +194,8 @@ class KvflowTreeCore(UnifiedTreeCore):
         return result.made_progress or evicted_tokens >= self._asked_tokens
 
     def evict_device_end(self, component_type: Any) -> Any:
-        self._close_round(self.evictable_device_leaves)
+        if component_type is BASE_COMPONENT_TYPE:
+            self._close_round(self.evictable_device_leaves)
         return super().evict_device_end(component_type)
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
@@ -193,6 +210,15 @@ class KvflowTreeCore(UnifiedTreeCore):
                 return result
             finally:
                 self._close_round(self.evictable_host_leaves)
+
+    @contextlib.contextmanager
+    def short_of(self, tokens: int) -> Iterator[None]:
+        """Evict for so many tokens: a round that goes on until there is room is asked for all there is."""
+        self._short_tokens = tokens
+        try:
+            yield
+        finally:
+            self._short_tokens = inf
 
     @contextlib.contextmanager
     def keeping_copy(self, node_id: int) -> Iterator[None]:
@@ -277,11 +303,11 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.evictable_device_leaves.ended(node)
         self.evictable_host_leaves.ended(node)
 
-    def _open_round(self, tier: Tier, leaves: Leaves, tokens: int = 0, spared_tokens: int = 0) -> None:
+    def _open_round(self, tier: Tier, leaves: Leaves, tokens: int = 0, spared_tokens: float = 0) -> None:
         """Settle who the candidates are. Should that ever fail, the order is SGLang's from then on."""
         try:
             choice = self.trust.choice(tier)
-            if self.coordinator.by_parts:
+            if self.coordinator.by_parts and not self.enable_session_radix_cache:  # that order has more ranks than ours
                 claims = self.coordinator.uses_claims and not choice.none
                 leaves.open_round(claims=claims, tokens=tokens, spared_tokens=spared_tokens)
             self.coordinator.open_round(leaves, choice)

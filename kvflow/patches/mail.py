@@ -32,8 +32,10 @@ class Mail:
     def __init__(self, tokenizer_manager: Any, clock: Callable[[], float]) -> None:
         self._tokenizer_manager = tokenizer_manager
         self._clock = clock
-        # with data parallelism a request reaches one replica, and predictions have to reach them all
-        self._rides = tokenizer_manager.server_args.dp_size == 1
+        # With data parallelism a request reaches one replica, and predictions have to reach them all. One with images
+        # waits for an encoder elsewhere, if there is one, and later messages overtake it.
+        args = tokenizer_manager.server_args
+        self._rides = args.dp_size == 1 and not getattr(args, "language_only", False)
         self._updates: list[dict[str, Any]] = []
         self._feedback: list[tuple[str, float]] = []
         self._load_token_s = 0.0

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.session.streaming_session import is_virtual_node
 
 from kvflow.engine import BatchLoads, DeviceView, Load, LoadRetry, Prefetcher, Room, Tier
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kvflow.config import Prefetch as PrefetchSettings
     from kvflow.patches.tree import KvflowRadixCache
 
+_QUEUES_COPIES = hasattr(UnifiedRadixCache, "flush_pending_backups")  # since SGLang 0.5.23
 _LEAST_TOKENS = 16
 _PATIENCE = 512
 """Passes over the queue a request is passed over in, at most; there is one a decode step."""
@@ -55,8 +57,10 @@ class Prefetch:
         self.backups = Backups(cache)
         self._cache = cache
         self._load: Load | None = None
-        self._asking: Any = None
+        self._asking: list[Any] = []
         self._guard = Guard("prefetch")
+        self._flush: Any = None
+        self._flush_until_s = 0.0
 
     def reap(self) -> None:
         """Take note of what has arrived."""
@@ -66,22 +70,22 @@ class Prefetch:
             self._load = None
             self.planner.ended(load)
 
-    def begin(self, running: int, chunked: Any, *, flushing: bool = False) -> None:
+    def begin(self, running: int, chunked: Any, *, flush: Any = None) -> None:
         """Begin the next load, if there is one: after requests' own loads, each of which has the link to itself.
 
         Args:
             running: requests that run, those of a new batch among them.
             chunked: the request whose prompt is being computed in chunks, if there is one.
-            flushing: the cache is to be flushed as soon as nothing is under way.
+            flush: SGLang's message by which the cache is to be flushed as soon as nothing is under way.
         """
         look = partial(self._room, running, chunked)
         self._batch.formed()
-        if not flushing:
+        if not self._is_to_be_flushed(flush):
             self._storage.begin()
             self.backups.begin(look)
             if self._load is None and not self._link_is_taken():
                 self._guard.run(self._begin, look, default=None)
-        self._asking = None
+        self._asking.clear()
 
     def passes_over(self, req: Any, *, busy: bool) -> bool:
         """Whether a request is to be left in the queue for this pass: what it needs is on its way, or should be first.
@@ -140,6 +144,7 @@ class Prefetch:
     def forget(self) -> None:
         """The cache has been reset."""
         self._load = None
+        self._flush_until_s = 0.0
         self.planner.flushed()
         self._storage.forget()
         self.backups.planner.flushed()
@@ -162,6 +167,8 @@ class Prefetch:
         if controller is None:
             return
         self._storage.give_up()
+        if _QUEUES_COPIES:
+            cache.flush_pending_backups()
         for acks, check in (
             (controller.ack_write_queue, cache.writing_check),
             (controller.ack_load_queue, cache.loading_check),
@@ -169,6 +176,13 @@ class Prefetch:
             _wait_for(acks)
             check(finish_count=len(acks))
         self.reap()
+
+    def _is_to_be_flushed(self, flush: Any) -> bool:
+        """Whether that is still waited for. SGLang's ranks give it up each by its own clock, at different steps."""
+        now_s = self._cache.coordinator.claims.clock.now_s
+        if flush is not None and flush is not self._flush:
+            self._flush, self._flush_until_s = flush, now_s + flush.timeout_s
+        return now_s < self._flush_until_s
 
     def _any_awaits(self, reqs: list[Any]) -> bool:
         return any(self._awaits(req) for req in reqs)
@@ -187,15 +201,14 @@ class Prefetch:
         return False
 
     def _asks(self, req: Any) -> bool:
-        """Whether the link is taken, or a load is to begin after this pass: the request's, or one's before it."""
+        """Whether the link is taken, or a load may begin after this pass: the request's, or one's before it."""
         if not req.needs_host_load_back() or claim_of(req) is None or self._batch.join(req.host_hit_length):
             return False
         if self._link_is_taken():
             return True
         if not _retry(req).due(self._room(running=0, chunked=None).available_tokens):
             return False
-        if self._asking is None:
-            self._asking = req
+        self._asking.append(req)
         return True
 
     def _link_is_taken(self) -> bool:
@@ -215,17 +228,14 @@ class Prefetch:
         )
 
     def _choose(self, look: Callable[[], Room]) -> Load | None:
-        req, self._asking = self._asking, None
-        nothing_to_load = not self._cache.tree_core.evictable_host_leaves
-        if req is None and (nothing_to_load or self.planner.settled):  # to ask for the room takes longer
+        core = self._cache.tree_core
+        nothing_to_load = not core.evictable_host_leaves
+        if not self._asking and (nothing_to_load or self.planner.settled):  # to ask for the room takes longer
             return None
         room = look()
-        node = self._cache.tree_core.find(req.best_match_node) if req is not None else None
-        if node is not None:  # else what the host had has made room for others since
-            chosen = self.planner.asked(_retry(req), node, room, self._device)
-            if chosen is not None:
-                return chosen
-        return self.planner.next(room, self._device)
+        found = ((_retry(req), core.find(req.best_match_node)) for req in self._asking)
+        asking = ((retry, node) for retry, node in found if node is not None)  # else it has made room for others since
+        return self.planner.asked(asking, room, self._device) or self.planner.next(room, self._device)
 
     def _begin(self, look: Callable[[], Room]) -> None:
         cache = self._cache

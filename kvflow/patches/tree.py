@@ -8,7 +8,11 @@ from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.registry import create_unified_radix_cache, register_radix_cache_backend
+from sglang.srt.mem_cache.registry import (
+    create_unified_radix_cache,
+    default_radix_cache_factory,
+    register_radix_cache_backend,
+)
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -46,7 +50,10 @@ def build(context: Any) -> Any:
     book = switch.books[Role.SCHEDULER]
     book.require(strict=settings.strict)
     if not book.holds(Feature.EVICTION):
-        return create_unified_radix_cache(context)
+        return default_radix_cache_factory(context)
+    if context.disable_radix_cache or (context.is_hybrid_swa and context.full_tokens_per_layer == 0):
+        logger.warning("kvflow: SGLang keeps no radix tree for this model and these options, so nothing is managed")
+        return default_radix_cache_factory(context)
     context.params.tree_core_backend = switch.BACKEND
     cache: Any = create_unified_radix_cache(context, cache_class=KvflowRadixCache)
     logger.info("kvflow evicts by %s on top of %s", cache.coordinator.policy, context.params.eviction_policy)
@@ -69,11 +76,12 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.watch = Watch(self, max(params.chunked_prefill_size or 0, 0))
         self.splicer: Splicer | None = None
         settings = config.load()
-        self.tree_core.exclusive = is_exclusive(
+        alone = len(self.tree_components) == 1  # a node's KV is one tensor, wherever it is cut
+        self.tree_core.exclusive = alone and is_exclusive(
             settings.eviction.exclusive, self.token_to_kv_pool_allocator.size_full, params.chunked_prefill_size or 0
         )
         self.gate = Gate(self) if settings.admission.mode == "workflow" and _holds(Feature.ADMISSION) else None
-        self.prefetch = Prefetch(self, settings.prefetch) if _may_prefetch(settings) else None
+        self.prefetch = Prefetch(self, settings.prefetch) if alone and _may_prefetch(settings) else None
         if self.prefetch is not None:
             self.tree_core.on_left = self.prefetch.left
         self.commands = CacheCommands(self, settings)
@@ -139,11 +147,12 @@ class KvflowRadixCache(UnifiedRadixCache):
     def evict_for_alloc(self, params: Any, **others: Any) -> Any:
         mark = self.tree_core.watermark
         alone = not (others or params.swa_num_tokens or params.mamba_num)
-        if not (alone and 0 < params.num_tokens < mark.high_tokens and len(self.coordinator.claims)):
-            return super().evict_for_alloc(params, **others)
-        wanted = self._component_available_size(ComponentType.FULL) + params.num_tokens
-        with mark.raised(lambda: self._component_available_size(ComponentType.FULL) >= wanted):
-            return super().evict_for_alloc(EvictParams(num_tokens=mark.high_tokens))
+        with self.tree_core.short_of(params.num_tokens):
+            if not (alone and 0 < params.num_tokens < mark.high_tokens and len(self.coordinator.claims)):
+                return super().evict_for_alloc(params, **others)
+            wanted = self._component_available_size(ComponentType.FULL) + params.num_tokens
+            with mark.raised(lambda: self._component_available_size(ComponentType.FULL) >= wanted):
+                return super().evict_for_alloc(EvictParams(num_tokens=mark.high_tokens))
 
     def _execute_and_commit_kv_backup(self, action: Any, write_back: bool = False) -> int:
         if write_back or not self.tree_core.drops_copies:

@@ -22,6 +22,7 @@ class ServingCosts:
         attention_token_s: seconds to attend to one earlier token.
         load_token_s: seconds to load one token from host to device.
         storage_token_s: seconds to fetch one token from storage to host.
+        prefill_step_s: seconds of a prefill batch, its tokens apart.
         decode_step_s: seconds of a decode step without attention.
         decode_sequence_s: seconds each request adds to it.
         decode_context_token_s: seconds each token of context on the device adds to it.
@@ -31,6 +32,7 @@ class ServingCosts:
     attention_token_s: float = 1.3e-9
     load_token_s: float = 2.6e-6
     storage_token_s: float = 4.4e-5
+    prefill_step_s: float = 8.0e-3
     decode_step_s: float = 8.0e-3
     decode_sequence_s: float = 1.0e-5
     decode_context_token_s: float = 4.0e-8

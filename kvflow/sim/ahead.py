@@ -127,7 +127,7 @@ class Ahead:
         room = self._room()
         if not request.retry.due(room.available_tokens):
             return False
-        load = self._planner.asked(request.retry, node, room, self._device)
+        load = self._planner.asked([(request.retry, node)], room, self._device)
         return request.retry.due(room.available_tokens) if load is None else self._start(load)
 
     def ready_s(self, node: Node) -> float:

@@ -163,6 +163,7 @@ class Profile(_Record):
             attention_token_s=self.attention_token_s,
             load_token_s=self.load_token_s,
             storage_token_s=self.storage_token_s,
+            prefill_step_s=self.prefill_step_s,
             decode_step_s=self.decode_step_s,
             decode_sequence_s=self.decode_sequence_s,
             decode_context_token_s=self.decode_context_token_s,

@@ -85,14 +85,18 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
     @contextlib.contextmanager
     def starter(
-        *flags: str, env: dict[str, str] | None = None, headers: dict[str, str] | None = None, **options: Any
+        *flags: str,
+        env: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        folder: Path = model,
+        **options: Any,
     ) -> Iterator[Server]:
         log = tmp_path_factory.mktemp("server") / "log"
         environment = {"KVFLOW_STRICT": "1", **(env or {})}
         if not any(name.startswith("SGLANG_") for name in environment):  # its modules read some when imported
             options.setdefault("spawn", forking.spawn)
         with (
-            launch_server(model, log_path=log, extra_args=[*COMMON, *flags], env=environment, **options) as process,
+            launch_server(folder, log_path=log, extra_args=[*COMMON, *flags], env=environment, **options) as process,
             httpx.Client(base_url=process.url, timeout=120, headers=headers) as client,
         ):
             yield Server(process.url, client, log)

@@ -123,7 +123,8 @@ def test_settings_that_cannot_work_are_refused_by_their_flag(
         ({}, None),
         ({"layer_types": ["full_attention"] * 2}, None),
         ({"kv_lora_rank": 512}, "MLA"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, None),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ],
 )
 def test_models_without_full_attention_are_recognised(config: dict[str, Any], problem: str | None) -> None:
@@ -218,12 +219,30 @@ def test_anything_but_plain_causal_attention_stays_with_sglang() -> None:
     def stock(*_arguments: Any, **options: Any) -> str:
         return f"stock, window {options['sliding_window_size']}"
 
+    backend = SimpleNamespace(use_sliding_window_kv_pool=False)
     extend: Any = extend_new_rows
-    assert extend(stock, None, *[None] * 9, causal=True, sliding_window_size=8) == "stock, window 8"
+    assert extend(stock, backend, *[None] * 9, causal=True, sliding_window_size=8) == "stock, window 8"
     decode: Any = decode_rows
-    assert decode(stock, None, *[None] * 7, sliding_window_size=8) == "stock, window 8"
+    assert decode(stock, backend, *[None] * 7, sliding_window_size=8) == "stock, window 8"
     half = torch.empty(1, 1, 8, dtype=torch.bfloat16)
-    assert decode(stock, None, *[half] * 7, sliding_window_size=None) == "stock, window None"
+    assert decode(stock, backend, *[half] * 7, sliding_window_size=None) == "stock, window None"
+
+
+def test_layers_with_a_window_read_from_their_own_pool() -> None:
+    def stock(*arguments: Any, **_: Any) -> tuple[Any, Any]:
+        return arguments[5], arguments[6]
+
+    mapping = torch.tensor([0, 7, 8, 9, 5, 6])
+    pool = SimpleNamespace(translate_loc_from_full_to_swa=lambda slots: mapping[slots])
+    backend = SimpleNamespace(use_sliding_window_kv_pool=True, token_to_kv_pool=pool)
+    table = torch.tensor([[1, 2], [3, 4], [5, 0]], dtype=torch.int32)
+    rest = [table, torch.tensor([2, 0]), None, None, None, None]
+    extend: Any = extend_new_rows
+    slots, rows = extend(stock, backend, *[None] * 4, *rest[:5], causal=True, sliding_window_size=8)
+    assert slots[rows].tolist() == [[6, 0], [7, 8]]
+    decode: Any = decode_rows
+    slots, rows = decode(stock, backend, *[None] * 4, *rest[:3], sliding_window_size=8)
+    assert slots[rows].tolist() == [[6, 0], [7, 8]]
 
 
 def test_cores_are_shared_among_ranks() -> None:

@@ -79,6 +79,19 @@ def test_who_does_not_fit_is_out_of_sight_and_stays_in_its_place(gate: Gate) -> 
     assert gate.programs.at_rest
 
 
+def test_who_has_been_refused_is_told_at_once(gate: Gate) -> None:
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    requests = [request(name, name) for name in "abcd"]
+    requests[3].to_finish = FINISH_ABORT("too long")
+    scheduler = SimpleNamespace(waiting_queue=requests)
+    assert seen(gate, scheduler, starts=2) == ["a", "b", "d"]
+    refused = request("e", "e")
+    assert gate.late(refused)
+    refused.to_finish = requests[3].to_finish
+    assert not gate.late(refused)
+
+
 def test_who_gave_up_while_held_is_forgotten(gate: Gate) -> None:
     scheduler = SimpleNamespace(waiting_queue=[request(name, name) for name in "abc"])
     seen(gate, scheduler, starts=2)

@@ -30,11 +30,11 @@ class Wire:
     """A tokenizer manager reduced to its socket, which keeps what a scheduler would read from it.
 
     Args:
-        dp_size: data-parallel replicas.
+        args: of the server.
     """
 
-    def __init__(self, dp_size: int = 1) -> None:
-        self.server_args = SimpleNamespace(dp_size=dp_size)
+    def __init__(self, **args: Any) -> None:
+        self.server_args = SimpleNamespace(**{"dp_size": 1, **args})
         self.sent: list[Any] = []
         self._now_s = 0.0
         self.mail = mail.Mail(self, self._clock)
@@ -86,9 +86,9 @@ def _request(rid: str, *, hinted: bool = True) -> TokenizedGenerateReqInput:
     )
 
 
-def _run(scene: Callable[[Wire], Any], dp_size: int = 1) -> Wire:
+def _run(scene: Callable[[Wire], Any], **args: Any) -> Wire:
     async def play() -> Wire:
-        wire = Wire(dp_size)
+        wire = Wire(**args)
         await scene(wire)
         return wire
 
@@ -148,12 +148,13 @@ def test_nothing_overtakes_what_is_waiting(behind: Callable[[], Any]) -> None:
     assert wire.received == ["a", _name(behind()), "b", "r"]
 
 
-def test_every_replica_gets_predictions_where_a_request_reaches_one_only() -> None:
+@pytest.mark.parametrize("args", [{"dp_size": 2}, {"language_only": True}])
+def test_predictions_do_not_ride_on_what_reaches_one_replica_or_waits_for_an_encoder(args: dict[str, Any]) -> None:
     async def scene(wire: Wire) -> None:
         wire.post("a")
         wire._dispatch_to_scheduler(_request("r"))
 
-    wire = _run(scene, dp_size=2)
+    wire = _run(scene, **args)
     assert [type(each) for each in wire.sent] == [KvflowUpdates, TokenizedGenerateReqInput]
 
 

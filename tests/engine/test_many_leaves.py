@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvflow.engine.leaves import EXACT
+from kvflow.engine.pins import Pin
 from kvflow.predict import WorkflowUpdate
 from tests.engine.test_tree import announce, tag
 
@@ -59,6 +60,24 @@ def test_not_many_more_leaves_are_ranked_than_leave(make_tree: Callable[..., Any
     order._priority = lambda node, rank=order._priority: ranked.append(node) or rank(node)
     tree.evict(8 * 200)
     assert 200 <= len(ranked) < MANY / 2
+
+
+def test_what_is_pinned_does_not_make_a_round_look_at_all_leaves(make_tree: Callable[..., Any]) -> None:
+    """SGLang has a round go on until there is room, and asks it for all there is."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    tree, prompts = many(make_tree, "kvflow")
+    announce(tree, "w", a=1)
+    for tokens in prompts[-8:]:
+        tag(tree, "w", "a", tokens, 0)
+        node = tree.path(tokens)[0][0]
+        node.owners.pins["t", "device"] = Pin(until_s=100.0, priority=50, on_device=True)
+    order = tree.cache.tree_core.eviction_strategy
+    ranked: list[Any] = []
+    order._priority = lambda node, rank=order._priority: ranked.append(node) or rank(node)
+    assert tree.cache.evict_for_alloc(EvictParams(num_tokens=8)).num_tokens_evicted >= 8
+    assert 0 < len(ranked) < MANY / 2
+    assert all(tree.resident(tokens) for tokens in prompts[-8:])
 
 
 def test_all_of_many_leaves_can_be_evicted_at_once(make_tree: Callable[..., Any]) -> None:

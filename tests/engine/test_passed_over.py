@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sglang.srt.managers.schedule_policy import PrefillAdder
@@ -18,6 +19,7 @@ def passing() -> Prefetch:
     """All that it needs to pass over a request whose context should be loaded first."""
     made = object.__new__(Prefetch)
     made._load, made._guard = None, Guard("prefetch")
+    made._flush, made._flush_until_s = None, 0.0
     made._asks = lambda req: True  # type: ignore[method-assign]
     made._cache = SimpleNamespace(accounting=SimpleNamespace(counters=Counters()))  # type: ignore[assignment]
     return made
@@ -38,10 +40,13 @@ def test_what_has_left_the_host_while_its_request_waited_is_not_loaded() -> None
     made = object.__new__(Prefetch)
     core = SimpleNamespace(find=lambda node_id: None, evictable_host_leaves={1})
     made._cache = SimpleNamespace(tree_core=core)  # type: ignore[assignment]
-    made._asking = SimpleNamespace(best_match_node=7)
-    made.planner = SimpleNamespace(next=lambda room, device: None)  # type: ignore[assignment]
+    made._asking = [SimpleNamespace(best_match_node=7)]
+    asked: list[tuple[Any, Any]] = []
+    made.planner = SimpleNamespace(  # type: ignore[assignment]
+        asked=lambda asking, room, device: asked.extend(asking), next=lambda room, device: None
+    )
     assert made._choose(lambda: Room(free_tokens=100)) is None
-    assert made._asking is None
+    assert not asked
 
 
 class Arriving:
@@ -82,15 +87,38 @@ def test_whoever_wants_an_idle_server_waits_for_what_is_under_way(passing: Prefe
     )
     passing._cache = SimpleNamespace(  # type: ignore[assignment]
         cache_controller=controller,
+        flush_pending_backups=lambda: done.append(("submitted", 0)),
         writing_check=lambda finish_count: done.append(("writes", finish_count)),
         loading_check=lambda finish_count: done.append(("loads", finish_count)),
     )
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace(prefetch=passing))
     prefetch_hooks.settle(SimpleNamespace(scheduler=scheduler))
-    assert done == [("storage", 0), ("writes", 1), ("loads", 1), ("reaped", 0)]
+    submitted = [("submitted", 0)] if prefetch._QUEUES_COPIES else []
+    assert done == [("storage", 0), *submitted, ("writes", 1), ("loads", 1), ("reaped", 0)]
     assert [ack.waited for ack in acks] == [1, 1]
     prefetch_hooks.settle(scheduler)
-    assert len(done) == 8
+    assert len(done) == 8 + 2 * len(submitted)
+
+
+def test_how_long_a_flush_is_waited_for_goes_by_the_time_that_ranks_have_alike(passing: Prefetch) -> None:
+    clock = SimpleNamespace(now_s=10.0)
+    passing._cache = SimpleNamespace(  # type: ignore[assignment]
+        coordinator=SimpleNamespace(claims=SimpleNamespace(clock=clock))
+    )
+    passing.planner = SimpleNamespace(flushed=lambda: None)  # type: ignore[assignment]
+    passing._storage = SimpleNamespace(forget=lambda: None)  # type: ignore[assignment]
+    passing.backups = SimpleNamespace(planner=passing.planner)  # type: ignore[assignment]
+    flush = SimpleNamespace(timeout_s=5.0)
+    assert not passing._is_to_be_flushed(None)
+    assert passing._is_to_be_flushed(flush)
+    clock.now_s = 14.9
+    assert passing._is_to_be_flushed(None), "one rank has given it up by its own clock"
+    assert passing._is_to_be_flushed(flush), "another has not"
+    clock.now_s = 15.0
+    assert not passing._is_to_be_flushed(flush)
+    assert passing._is_to_be_flushed(SimpleNamespace(timeout_s=5.0)), "the next one"
+    passing.forget()
+    assert not passing._is_to_be_flushed(None), "it has been flushed"
 
 
 def test_decoding_does_not_wait_for_the_load_its_prefill_waited_for() -> None:

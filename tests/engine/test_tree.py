@@ -222,6 +222,19 @@ def test_a_flush_drops_every_claim_with_its_node(make_tree: Callable[..., Any]) 
     assert tree.cache.tree_core.class_of(tree.path(tokens)[0][0]) is EvictionClass.UNCLAIMED
 
 
+def test_what_a_claim_remembers_of_an_evicted_context_holds_no_memory(make_tree: Callable[..., Any]) -> None:
+    tree = make_tree("kvflow")
+    tree.insert(prompt(1))
+    announce(tree, "w", agent=3)
+    tag(tree, "w", "agent", prompt(1), 16)
+    node = tree.path(prompt(1))[0][0]
+    assert node.component_data[0].value is not None
+    tree.evict(16)
+    assert tree.resident(prompt(1)) == 0
+    assert node.component_data[0].value is None
+    assert len(node.key) == 16
+
+
 def test_evictions_are_counted_with_the_class_they_had(make_tree: Callable[..., Any]) -> None:
     tree = make_tree("kvflow")
     tree.insert(prompt(1))

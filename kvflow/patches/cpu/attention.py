@@ -46,7 +46,8 @@ def extend_new_rows(
     """
     causal = options.get("causal") and not options.get("is_cross_attn")
     if not causal or encoder_lens is not None or options.get("sliding_window_size") is not None:
-        rows = (req_to_token, req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
+        table = _table(backend, req_to_token, req_pool_indices, **options)
+        rows = (*table, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
         return original(backend, query, output, k_cache, v_cache, *rows, **options)
     begin = 0
     parts = zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True)
@@ -86,7 +87,7 @@ def decode_rows(
     """
     special = options.get("is_cross_attn") or encoder_lens is not None or options.get("sliding_window_size") is not None
     if special or not query.dtype == k_cache.dtype == torch.float32:
-        rows = (req_to_token, req_pool_indices, seq_lens, encoder_lens)
+        rows = (*_table(backend, req_to_token, req_pool_indices, **options), seq_lens, encoder_lens)
         return original(backend, query, output, k_cache, v_cache, *rows, **options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     attend_in_place(
@@ -100,6 +101,25 @@ def decode_rows(
         output.numpy(),
     )
     return output
+
+
+def _table(
+    backend: Any,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    *,
+    sliding_window_size: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the KV of requests lies in a layer's pool, and which rows of that are theirs.
+
+    Layers with a sliding window may have a pool of their own. SGLang writes to its slots, and reads by those of
+    the other layers.
+    """
+    if sliding_window_size is None or not backend.use_sliding_window_kv_pool:
+        return req_to_token, req_pool_indices
+    slots = backend.token_to_kv_pool.translate_loc_from_full_to_swa(req_to_token[req_pool_indices].long())
+    return slots, torch.arange(len(req_pool_indices))
 
 
 def attend(

@@ -112,7 +112,7 @@ def model_problem(config: Any) -> str | None:
     """Say why a model's KV cache cannot be served, or None; `config` is a transformers text configuration."""
     if getattr(config, "kv_lora_rank", None):
         return "latent attention (MLA)"
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         return f"layers of type {', '.join(sorted(kinds))}"
     return None

@@ -7,17 +7,17 @@ import pytest
 from kvflow.engine import BatchLoads
 from kvflow.policy import ServingCosts
 
-STEP_TOKENS = 8
+WAITED_TOKENS = 8
 
 
 @pytest.fixture
 def batch() -> BatchLoads:
-    return BatchLoads(ServingCosts(load_token_s=1e-3, decode_step_s=STEP_TOKENS * 1e-3))
+    return BatchLoads(ServingCosts(load_token_s=1e-3, prefill_step_s=WAITED_TOKENS / 2 * 1e-3))
 
 
-def test_what_takes_a_decode_step_is_waited_for_in_the_queue(batch: BatchLoads) -> None:
-    assert not batch.join(STEP_TOKENS)
-    assert batch.join(STEP_TOKENS - 1)
+def test_what_takes_two_short_batches_is_waited_for_in_the_queue(batch: BatchLoads) -> None:
+    assert not batch.join(WAITED_TOKENS)
+    assert batch.join(WAITED_TOKENS - 1)
 
 
 def test_loads_of_one_batch_count_together(batch: BatchLoads) -> None:
