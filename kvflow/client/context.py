@@ -1,12 +1,14 @@
 """Who is running: the current step, held in a context variable.
 
-asyncio tasks inherit it, threads get it through :func:`carry`.
+asyncio tasks inherit it, threads get it through :func:`carry`. Forked children do not: those of a pool outlive the
+workflow in which the first of its calls was made.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
@@ -21,6 +23,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 current_step: ContextVar[Step | None] = ContextVar("kvflow_step", default=None)
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: current_step.set(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ Verb = str | Callable[..., str | None] | None
 
 
 def workflow(
-    type: str = "default",
+    type: str | None = None,
     *,
     id: str | int | UUID | None = None,
     graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str] | None = None,
@@ -44,9 +44,10 @@ def workflow(
     is not needed any more.
 
     Args:
-        type: the kind of workflow; runs of one type are expected to go alike.
-        id: what servers know this run by; a fresh one by default. Of one run, so not for a decorator. Of one that is
-            longer than 256 characters they are told a digest.
+        type: the kind of workflow; runs of one type are expected to go alike, and to have one graph. By default the
+            name of ``graph``, or ``default``.
+        id: what servers know this run by, of all their clients' runs; a fresh one by default. Of one run, so not for a
+            decorator. Of one that is longer than 256 characters they are told a digest.
         graph: the agent step graph of this type: the graph, its document, or the path of a file with it. It is
             declared to a server once, before the first hint.
         tenant: who the run is for; of more than 128 characters a digest.
@@ -60,13 +61,16 @@ def workflow(
         TypeError: ``type`` is not a text, ``id`` or ``tenant`` no text, number or UUID, or a function is decorated with
             an ``id``.
     """
+    document = None if graph is None else _document(graph, type or "default")
+    if type is None:
+        type = _type_of(document)
     if not isinstance(type, str):
         raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")
     checked("workflow", StepFact, workflow_id="-", agent="-", workflow_type=type)
     options = WorkflowOptions(
         type=type,
         id=known_as("workflow id", id, MAX_IDENTIFIER),
-        graph=None if graph is None else _declaration(type, graph),
+        graph=None if document is None else GraphDeclaration(workflow_type=type, body=document),
         tenant=known_as("tenant", tenant, MAX_NAME) or None,
         reuse=reuse,
         end=end,
@@ -228,19 +232,22 @@ def _name_of(fn: Any) -> str:
     return getattr(named, "__name__", type(named).__name__)
 
 
-def _declaration(
-    workflow_type: str, graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str]
-) -> GraphDeclaration | None:
+def _document(graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str], workflow_type: str) -> str | None:
+    """A graph as JSON; None if it cannot be read."""
     try:
-        return GraphDeclaration(workflow_type=workflow_type, body=json.dumps(_document(graph), sort_keys=True))
+        return json.dumps(graph if isinstance(graph, Mapping) else _fields(graph), sort_keys=True)
     except Exception:
         degraded("the graph of workflow type %r could not be read", workflow_type)
         return None
 
 
-def _document(graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
-    if isinstance(graph, Mapping):
-        return graph
+def _fields(graph: AgentStepGraph | str | PathLike[str]) -> dict[str, Any]:
     from kvflow.graph import load, to_dict
 
     return to_dict(load(Path(graph)) if isinstance(graph, str | PathLike) else graph)
+
+
+def _type_of(document: str | None) -> str:
+    """The type that a graph names, unless it has only the name that graphs have by default."""
+    name = json.loads(document).get("name") if document is not None else None
+    return name if isinstance(name, str) and name != "workflow" else "default"

@@ -86,7 +86,9 @@ def hints_for(
 def extra_body(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return body fields for a request you make yourself, to ``/generate`` or an OpenAI endpoint.
 
-    You decide where it goes, so the hints are there whatever the server is, unless hints are ``off``::
+    You decide where it goes, so the hints are there whatever the server is, unless hints are ``off``. When steps and
+    workflows end is told to the server that ``KVFLOW_URL`` or :func:`kvflow.configure` names: with the workflow's next
+    request, which is taken to go there, or by itself::
 
         httpx.post(f"{url}/generate", json={"text": prompt, **kvflow.extra_body()})
 
@@ -96,9 +98,13 @@ def extra_body(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
     body = dict(extra or {})
     try:
         step = asking_step()
-        hints = hints_for(step, None, body.get(KEY), body) if step else None
+        box = outbox()
+        server = box.server(box.settings.url) if box.settings.url else None
+        hints = hints_for(step, server, body.get(KEY), body) if step else None
         if hints:
             body[KEY] = hints
+            if not box.listeners():
+                degraded("no server is told when steps and workflows end: none is set by KVFLOW_URL", trace=False)
     except Exception:
         degraded("a request goes without hints")
     return body

@@ -31,6 +31,8 @@ from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
 MAX_PENDING = 1024
 LINGER_S = 0.05
 EXIT_FLUSH_S = 0.5
+_POLL_S = 1.0
+"""How often servers that take no facts for now are looked at again."""
 _ALONE = frozenset({"kvflow.feedback"})
 """Facts that do not ride: nothing that the workflow does next would make good for them."""
 _ENVELOPE_BYTES = 256
@@ -133,12 +135,16 @@ class Outbox:
             return taken
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every fact is sent or given up; tells whether that happened in time."""
+        """Wait until every fact is sent or given up; tells whether that happened in time.
+
+        Servers that take no facts for now are not waited for.
+        """
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
             try:
-                return self._changed.wait_for(lambda: not (self._posting or any(self._pending.values())), timeout_s)
+                self._changed.wait_for(lambda: not (self._posting or self._sendable), timeout_s)
+                return not (self._posting or any(self._pending.values()))
             finally:
                 self._flushing -= 1
 
@@ -158,6 +164,11 @@ class Outbox:
         for root, server in self._servers.items():
             child.server(root, authorization=server.authorization)
         return child
+
+    @property
+    def _sendable(self) -> list[Server]:
+        """Servers for which there are facts that can be posted now."""
+        return [server for server, queue in self._pending.items() if queue and server.takes_facts]
 
     @property
     def _trusting(self) -> bool:
@@ -187,7 +198,9 @@ class Outbox:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or any(self._pending.values()))
                 self._changed.wait_for(lambda: self._closed or self._flushing, LINGER_S)
-                waiting = [server for server, queue in self._pending.items() if queue]
+                waiting = self._sendable
+                if not waiting:
+                    self._changed.wait_for(lambda: self._closed, _POLL_S)
             for server in waiting:
                 with suppress(Exception):  # a program's own logging may raise some, and there is no other thread
                     self._post_batch(server)
@@ -198,12 +211,20 @@ class Outbox:
             self._posting = True
             batch = self.take(server, most=MAX_ACTIONS, room_bytes=MAX_ENVELOPE_BYTES - _ENVELOPE_BYTES)
         try:
-            if speaks and batch:
-                server.send(batch)
+            if not speaks or not batch or server.send(batch):
+                batch = []
         finally:
             with self._changed:
                 self._posting = False
+                self._put_back(server, batch)
                 self._changed.notify_all()
+
+    def _put_back(self, server: Server, batch: list[Action]) -> None:
+        """Facts that could not be posted come before those that have come since, as far as there is room."""
+        queue = self._pending[server]
+        left = batch[max(0, len(batch) + len(queue) - MAX_PENDING) :]
+        self.dropped_facts += len(batch) - len(left)
+        queue.extendleft(reversed(left))
 
 
 _outbox: Outbox | None = None

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -34,6 +35,8 @@ KEEPALIVE_S = 2.0
 """Shorter than uvicorn's 5 s, so that we never write to a connection the server is closing."""
 
 _OUR_FAULT = frozenset({400, 413, 422})
+_NOT_THERE = frozenset({401, 403, 404, 405})
+"""Behind these there is no kvflow, or none for us; whatever else fails may be well again in a moment."""
 _NOT_TAKEN = _OUR_FAULT | {404, 405, 414}
 """Of a graph: something on the way does not like its name, say, and facts may well arrive."""
 _PROBE = "/kvflow/v1/graphs"
@@ -57,6 +60,14 @@ def root_of(url: str) -> str:
     return str(httpx.URL(url)).rstrip("/").removesuffix("/v1")
 
 
+def _lists_graphs(response: Any) -> bool:
+    """Whether an answer is that of the route; some front ends answer any path with 200 and a page or a document."""
+    with suppress(ValueError):
+        document = response.json()
+        return isinstance(document, dict) and isinstance(document.get("types"), list)
+    return False
+
+
 class Server:
     """A server and what is known about it. All methods may be called from any thread; none raises.
 
@@ -71,7 +82,8 @@ class Server:
         self._clock = clock
         self._lock = threading.RLock()  # reentrant: a finalizer may run while we hold it, and end a step
         self._answer: Answer | None = None
-        self._ask_at_s = -math.inf
+        self._ask_at_s = self._send_at_s = -math.inf
+        self._trusted = False
         self._unanswered = 0
         self._graphs: dict[GraphDeclaration, tuple[Answer, float]] = {}
 
@@ -103,14 +115,21 @@ class Server:
             return self._answer
 
     def trust(self) -> None:
-        """Take it for granted that the server speaks kvflow."""
+        """Take it for granted that the server speaks kvflow: hints reach it with requests, if nothing else does."""
+        self._trusted = True
         self._settle(True)
 
     def forget(self) -> None:
         """Take nothing for granted: the server is asked when it is needed next."""
         with self._lock:
+            self._trusted = False
             self._answer, self._ask_at_s = None, -math.inf
             self._graphs.clear()
+
+    @property
+    def takes_facts(self) -> bool:
+        """Whether facts may be posted now; for a while after that has failed they may not."""
+        return self._clock() >= self._send_at_s
 
     def declare(self, graph: GraphDeclaration, *, begins: bool = False) -> Answer:
         """Declare a graph unless that was done lately; yes means that the server took it.
@@ -124,6 +143,8 @@ class Server:
         """
         with self._lock:
             answer, at_s = self._graphs.get(graph, (None, -math.inf))
+            if not self.takes_facts:
+                return answer or Answer.settled(False)
             if answer is None or self._clock() >= at_s + REDECLARE_S or (begins and not self._is_last(graph)):
                 asked = Answer(partial(self._put_graph, graph), ASK_TIMEOUT_S)
                 answer = answer or asked
@@ -133,9 +154,9 @@ class Server:
                     del self._graphs[next(iter(self._graphs))]
             return answer
 
-    def send(self, actions: Sequence[dict[str, Any]]) -> None:
-        """Post facts; when that fails they are lost, and the server is left alone for a while."""
-        self._request("POST", "/kvflow/v1/events", json=envelope(actions))
+    def send(self, actions: Sequence[dict[str, Any]]) -> bool:
+        """Post facts; returns False if they should be posted again later, when the server takes some."""
+        return self._request("POST", "/kvflow/v1/events", json=envelope(actions)) or self.takes_facts
 
     def close(self) -> None:
         """Close the connections."""
@@ -155,8 +176,7 @@ class Server:
             degraded("%s did not say whether it speaks kvflow: %r", self.root, error, trace=False)
         else:
             self._unanswered = 0
-            # Some front ends answer any path with 200 and a page.
-            speaks = response.status_code == 200 and "json" in response.headers.get("content-type", "")
+            speaks = response.status_code == 200 and _lists_graphs(response)
             if response.status_code in _LOCKED:
                 degraded("%s does not tell whether it speaks kvflow without its API key", self.root, trace=False)
         self._settle(speaks, again_in_s=again_in_s)
@@ -169,13 +189,17 @@ class Server:
                 with self._lock:
                     self._graphs.pop(graph, None)  # who asks next declares it
             return False
-        return self._request(
+        taken = self._request(
             "PUT",
             f"/kvflow/v1/graphs/{quote(graph.workflow_type, safe='')}",
             refused=_NOT_TAKEN,
             content=graph.body.encode(),
             headers={"Content-Type": "application/json"},
         )
+        if not self.takes_facts:
+            with self._lock:
+                self._graphs.pop(graph, None)  # it is declared as soon as the server takes something again
+        return taken
 
     def _request(
         self,
@@ -197,8 +221,12 @@ class Server:
             if response.status_code in refused:
                 degraded("%s%s refuses what kvflow sent: %s", self.root, path, problem, trace=False)
                 return False
+            if response.status_code in _NOT_THERE and not self._trusted:
+                degraded("%s does not take facts any more: %s", self.root, problem, trace=False)
+                self._settle(False, again_in_s=BROKEN_S)
+                return False
         degraded("%s does not take facts for now: %s", self.root, problem, trace=False)
-        self._settle(False, again_in_s=BROKEN_S)
+        self._send_at_s = self._clock() + BROKEN_S
         return False
 
     def _settle(self, speaks: bool, *, again_in_s: float = math.inf) -> None:

@@ -291,7 +291,7 @@ class ControlPlane:
 
     def _open(self, fact: StepFact) -> Workflow:
         while len(self._workflows) >= self._settings.intake.max_workflows:
-            self._retire(self._workflows.idle_longest(), ended=False)
+            self._retire(self._workflows.idle_longest(self._clock()), ended=False)
         self._coming.started(fact.workflow_type)
         return self._workflows.open(fact, self._clock())
 
@@ -310,7 +310,7 @@ class ControlPlane:
 
     def _follow(self, workflow: Workflow) -> None:
         known = self.graphs.find(workflow.workflow_type)
-        if known is not None:
+        if known is not None and not (known.declared and workflow.has_own_graph(known.graph)):
             workflow.follow(known.graph)
             workflow.declared = known.declared
 

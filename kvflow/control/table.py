@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
@@ -11,6 +11,11 @@ from kvflow.hints import StepFact
 
 _MOST_PASSED_OVER = 16
 """Workflows at work that are looked at for an idle one when there are too many."""
+
+
+def _whose(workflow: Workflow) -> tuple[str, str]:
+    """Who a workflow is of: its tenant, or, where none is named, all of its type."""
+    return (workflow.tenant, "") if workflow.tenant else ("", workflow.workflow_type)
 
 
 class WorkflowTable:
@@ -30,10 +35,15 @@ class WorkflowTable:
         """Find a live workflow."""
         return self._workflows.get(workflow_id)
 
-    def idle_longest(self) -> Workflow:
-        """The workflow that can best be missed: one not at work, if there is one among the first; not of none."""
-        oldest = list(islice(self, _MOST_PASSED_OVER))
-        return next((each for each in oldest if not each.at_work), oldest[0])
+    def idle_longest(self, now_s: float) -> Workflow:
+        """The workflow that can best be missed: of whom has the most, one not at work, if there is one among the first.
+
+        Cost: O(workflows).
+        """
+        ((crowd, _),) = Counter(map(_whose, self)).most_common(1)
+        oldest = list(islice((each for each in self if _whose(each) == crowd), _MOST_PASSED_OVER))
+        idle = (each for each in oldest if not each.at_work and not each.waits_as_told(now_s))
+        return next(idle, oldest[0])
 
     def open(self, fact: StepFact, now_s: float) -> Workflow:
         """Enter the workflow that a step begins."""

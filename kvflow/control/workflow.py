@@ -96,6 +96,11 @@ class Workflow:
         """Whether a tool is under way that takes, as its client has said, until later than now."""
         return any(wait.started_s + (wait.expected_s or 0.0) > now_s for wait in self.waits.values())
 
+    def has_own_graph(self, graph: AgentStepGraph) -> bool:
+        """Whether it follows a declared graph with agents that this one has not: its type has another since."""
+        own = self.cursor.graph if self.declared and self.cursor is not None else graph
+        return own is not graph and not set(own.agents) <= set(graph.agents)
+
     def follow(self, graph: AgentStepGraph) -> None:
         """Follow the run through a graph from here on; a graph it follows already is taken over as it is now."""
         if self.cursor is not None:

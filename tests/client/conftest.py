@@ -103,7 +103,7 @@ class Peer:
         status = self.statuses.get(path)
         if isinstance(status, list):
             status = status.pop(0) if status else None
-        if status is not None:
+        if status is not None and status != 200:
             send(handler, {"error": {"message": "as told"}}, status=status)
         elif path.endswith(LLM_PATHS):
             unknown = set(body) - KNOWN_KEYS
@@ -113,8 +113,10 @@ class Peer:
                 send_stream(handler)
             else:
                 send(handler, completion(path))
+        elif path.endswith("/kvflow/v1/graphs") and (status or self.speaks):
+            send(handler, {"types": []})
         else:
-            send(handler, {}, status=200 if self.speaks and path.startswith("/kvflow/v1/") else 404)
+            send(handler, {}, status=200 if status or (self.speaks and path.startswith("/kvflow/v1/")) else 404)
 
     def to(self, end: str) -> list[Received]:
         """Requests whose path ends like this, in the order of arrival."""

@@ -16,6 +16,7 @@ import pytest
 import kvflow
 from kvflow.client import outbox
 from kvflow.client.server import Server
+from kvflow.client.settings import ClientSettings
 
 if TYPE_CHECKING:
     from tests.client.conftest import Peer
@@ -83,6 +84,67 @@ def test_a_server_that_fails_is_left_alone_for_a_while(peer: Peer, sdk: Any, ask
     assert peer.llm[2].actions
 
 
+@pytest.mark.parametrize("status", [429, 500, 502])
+def test_what_a_server_cannot_take_for_a_moment_it_is_told_later(peer: Peer, sdk: Any, ask: Any, status: int) -> None:
+    client = kvflow.instrument(sdk(peer))
+    peer.statuses["/kvflow/v1/events"] = [status]
+    with kvflow.workflow(id="first"):
+        ask(client)
+    assert not kvflow.flush(0.3)
+    with kvflow.workflow(id="second"):
+        ask(client)
+    assert peer.llm[1].actions, "requests are hinted all the same"
+    server = outbox.outbox().server(peer.url)
+    assert len(peer.to("/events")) == 1
+    server._send_at_s = 0  # half a minute later
+    assert kvflow.flush()
+    ends = [fact["workflow_id"] for fact in peer.facts if fact["agent"] == "END"]
+    assert ends == ["first", "first", "second"], "refused, told again, and told"
+    assert outbox.outbox().dropped_facts == 0
+
+
+def test_behind_a_gateway_that_knows_no_kvflow_facts_ride_on_requests(peer: Peer, sdk: Any, ask: Any) -> None:
+    kvflow.configure(hints="always")
+    client = kvflow.instrument(sdk(peer))
+    peer.statuses["/kvflow/v1/events"] = 404
+    with kvflow.workflow():
+        with kvflow.step("one"):
+            ask(client)
+        assert not kvflow.flush(0.2)
+        with kvflow.step("two"):
+            ask(client)
+    ends = [action["payload"] for action in peer.llm[1].actions]
+    assert [(payload["agent"], payload.get("event")) for payload in ends] == [("one", "end"), ("two", None)]
+
+
+def test_what_a_hand_made_request_is_told_along_comes_in_order(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow():
+        with kvflow.step("one"):
+            kvflow.extra_body()
+        with kvflow.step("two"):
+            actions = kvflow.extra_body()["kv_hints"]["actions"]
+    told = [(action["payload"]["agent"], action["payload"].get("event")) for action in actions]
+    assert told == [("one", "end"), ("two", None)]
+
+
+def test_hand_made_requests_without_a_server_to_tell_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with kvflow.workflow():
+        assert kvflow.extra_body()
+    assert "KVFLOW_URL" in caplog.text
+
+
+def test_facts_put_back_do_not_outgrow_the_queue(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_PENDING", 4)
+    box = outbox.Outbox(ClientSettings(url=peer.url))
+    (server,) = box._servers.values()
+    box._pending[server].extend([{"n": 3}, {"n": 4}])
+    box._put_back(server, [{"n": 0}, {"n": 1}, {"n": 2}])
+    assert [action["n"] for action in box._pending[server]] == [1, 2, 3, 4]
+    assert box.dropped_facts == 1
+    box.close()
+
+
 def test_facts_the_server_refuses_do_not_silence_it(peer: Peer, sdk: Any, ask: Any, caplog: Any) -> None:
     client = kvflow.instrument(sdk(peer))
     peer.statuses["/kvflow/v1/events"] = [400, 400]
@@ -147,7 +209,7 @@ assert kvflow.flush()
 """
     run(program, KVFLOW_URL=peer.url)
     ends = [(fact["workflow_id"], fact["agent"], fact.get("parent_workflow_id")) for fact in peer.facts]
-    assert sorted(ends) == [("child", "END", "parent"), ("parent", "END", None), ("parent", "before", None)]
+    assert sorted(ends) == [("child", "END", None), ("parent", "END", None), ("parent", "before", None)]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

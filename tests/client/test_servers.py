@@ -79,14 +79,22 @@ def test_looking_again_holds_nobody_up(plain: Peer, sdk: Any, ask: Any) -> None:
         assert time.monotonic() - began < 4
 
 
-def test_a_page_for_every_path_is_no_kvflow(peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from http.server import BaseHTTPRequestHandler
+@pytest.mark.parametrize("page", [b"<html>", b'{"code": 404}', b'{"types": 7}', b"[]", b'"types"'])
+def test_a_front_end_with_an_answer_for_every_path_is_no_kvflow(
+    peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch, page: bytes
+) -> None:
+    def respond(handler: Any, path: str, body: Any) -> None:
+        if path != PROBE:
+            original(handler, path, body)
+            return
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(page)))
+        handler.end_headers()
+        handler.wfile.write(page)
 
-    def html(self: BaseHTTPRequestHandler, keyword: str, value: str) -> None:
-        original(self, keyword, "text/html" if keyword == "Content-Type" and self.path == PROBE else value)
-
-    original = BaseHTTPRequestHandler.send_header
-    monkeypatch.setattr(BaseHTTPRequestHandler, "send_header", html)
+    original = peer.respond
+    monkeypatch.setattr(peer, "respond", respond)
     client = kvflow.instrument(sdk(peer))
     with kvflow.workflow():
         ask(client)
@@ -201,7 +209,10 @@ def test_hints_always(plain: Peer, sdk: Any, ask: Any, monkeypatch: pytest.Monke
         with pytest.raises(Exception, match="Unrecognized"):
             ask(client)
         assert not plain.to("/graphs")
-    assert kvflow.flush()
+    kvflow.flush()
+    began = time.monotonic()
+    assert not kvflow.flush(5), "facts wait for a request that takes them along"
+    assert time.monotonic() - began < 4
     with kvflow.workflow(), pytest.raises(Exception, match="Unrecognized"):
         ask(client)
 

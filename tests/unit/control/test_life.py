@@ -7,13 +7,15 @@ import pytest
 from kvflow.config import Settings
 from kvflow.control import ControlPlane
 from kvflow.graph import END, START, AgentStepGraph, to_dict
-from kvflow.hints import DecodedFact, StepFact
+from kvflow.hints import DecodedFact, StepFact, ToolFact
 from tests.unit.control.test_forecast import Driver
 from tests.unit.control.test_plane import Clock
 
 
-def start(plane: ControlPlane, workflow: str, *, parent: str | None = None, request: bool = False) -> None:
-    fact = StepFact(workflow_id=workflow, workflow_type="t", agent="a", parent_workflow_id=parent)
+def start(
+    plane: ControlPlane, workflow: str, *, parent: str | None = None, tenant: str | None = None, request: bool = False
+) -> None:
+    fact = StepFact(workflow_id=workflow, workflow_type="t", agent="a", parent_workflow_id=parent, tenant=tenant)
     plane.take([DecodedFact(action_id="", action_type="kvflow.step", fact=fact)], with_request=request)
 
 
@@ -59,6 +61,24 @@ def test_where_there_are_too_many_those_at_work_stay() -> None:
     start(plane, "newer", request=True)
     start(plane, "newest", request=True)
     assert len(workflow_ids(plane)) == 2, "whatever they do"
+
+
+def test_of_too_many_those_of_whom_has_the_most_are_dropped() -> None:
+    plane = ControlPlane(Settings.model_validate({"intake": {"max_workflows": 4}}), Clock())
+    start(plane, "quiet", tenant="one")
+    for number in range(10):
+        start(plane, f"{number}", tenant="other")
+    assert workflow_ids(plane) == ["quiet", "7", "8", "9"]
+
+
+def test_where_there_are_too_many_those_who_wait_for_a_long_tool_stay() -> None:
+    plane = ControlPlane(Settings.model_validate({"intake": {"max_workflows": 2}}), Clock())
+    start(plane, "waits")
+    call = ToolFact(workflow_id="waits", agent="a", tool="build", event="start", expected_s=600.0)
+    plane.take([DecodedFact(action_id="t", action_type="kvflow.tool", fact=call)])
+    start(plane, "idle")
+    start(plane, "new")
+    assert workflow_ids(plane) == ["waits", "new"]
 
 
 def test_an_answer_is_a_sign_of_life_like_any_other() -> None:

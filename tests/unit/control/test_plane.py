@@ -305,6 +305,16 @@ def test_a_graph_declared_during_a_run_is_followed_from_then_on(clock: Clock) ->
     assert steps_of(updates[-1])["publish"] == 3
 
 
+def test_runs_that_follow_another_declared_graph_stay_with_it(plane: ControlPlane) -> None:
+    take(plane, step("plan", "old"))
+    other = AgentStepGraph("review").chain("START", "plan", "search", "write", "END")
+    plane.graphs.declare("review", to_dict(other))
+    _, updates = take(plane, step("code", "old"))
+    assert steps_of(updates[-1])["test"] == 1
+    _, updates = take(plane, step("plan", "new"))
+    assert steps_of(updates[-1])["search"] == 1
+
+
 def test_the_view_tells_when_each_context_is_used_next(plane: ControlPlane, clock: Clock) -> None:
     ask(plane, "code")
     view = plane.view()[0]["next_use"]
