@@ -36,7 +36,9 @@ KEEPALIVE_S = 2.0
 
 _OUR_FAULT = frozenset({400, 413, 422})
 _NOT_THERE = frozenset({401, 403, 404, 405})
-"""Behind these there is no kvflow, or none for us; whatever else fails may be well again in a moment."""
+"""Behind these there is no kvflow, or none for us; other statuses may be better in a moment."""
+_SLOW = frozenset({"ReadTimeout", "WriteTimeout", "PoolTimeout"})
+"""Errors of a server that is there."""
 _NOT_TAKEN = _OUR_FAULT | {404, 405, 414}
 """Of a graph: something on the way does not like its name, say, and facts may well arrive."""
 _PROBE = "/kvflow/v1/graphs"
@@ -210,10 +212,12 @@ class Server:
         headers: dict[str, str] | None = None,
         **body: Any,
     ) -> bool:
+        gone = False
         try:
             response = self._http.request(method, path, headers={**self._headers, **(headers or {})}, **body)
         except Exception as error:
             problem = repr(error)
+            gone = type(error).__name__ not in _SLOW  # who comes after it may be another server
         else:
             if response.is_success:
                 return True
@@ -221,13 +225,20 @@ class Server:
             if response.status_code in refused:
                 degraded("%s%s refuses what kvflow sent: %s", self.root, path, problem, trace=False)
                 return False
-            if response.status_code in _NOT_THERE and not self._trusted:
-                degraded("%s does not take facts any more: %s", self.root, problem, trace=False)
-                self._settle(False, again_in_s=BROKEN_S)
-                return False
+            gone = response.status_code in _NOT_THERE
         degraded("%s does not take facts for now: %s", self.root, problem, trace=False)
-        self._send_at_s = self._clock() + BROKEN_S
+        if gone and not self._trusted:
+            self._settle(False, again_in_s=BROKEN_S)
+        else:
+            self._wait()
         return False
+
+    def _wait(self) -> None:
+        """Post nothing for a while, and then ask anew whether this is still a server that speaks kvflow."""
+        with self._lock:
+            self._send_at_s = self._clock() + BROKEN_S
+            if not self._trusted:
+                self._ask_at_s = min(self._ask_at_s, self._send_at_s)
 
     def _settle(self, speaks: bool, *, again_in_s: float = math.inf) -> None:
         with self._lock:

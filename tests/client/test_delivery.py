@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 import kvflow
@@ -84,6 +85,24 @@ def test_a_server_that_fails_is_left_alone_for_a_while(peer: Peer, sdk: Any, ask
     assert peer.llm[2].actions
 
 
+@pytest.mark.parametrize(("error", "speaks"), [(httpx.ConnectError, False), (httpx.ReadTimeout, True)])
+def test_a_server_that_has_gone_is_not_hinted_and_a_slow_one_is(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, error: type[Exception], speaks: bool
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error("as told")
+
+    kvflow.configure(url=peer.url)
+    server = outbox.outbox().server(peer.url)
+    assert server.speaks().wait()
+    monkeypatch.setattr(server._http, "request", fail)
+    with kvflow.workflow():
+        pass
+    kvflow.flush()
+    assert server.speaks().known is speaks
+    assert server.takes_facts is not speaks
+
+
 @pytest.mark.parametrize("status", [429, 500, 502])
 def test_what_a_server_cannot_take_for_a_moment_it_is_told_later(peer: Peer, sdk: Any, ask: Any, status: int) -> None:
     client = kvflow.instrument(sdk(peer))
@@ -96,6 +115,7 @@ def test_what_a_server_cannot_take_for_a_moment_it_is_told_later(peer: Peer, sdk
     assert peer.llm[1].actions, "requests are hinted all the same"
     server = outbox.outbox().server(peer.url)
     assert len(peer.to("/events")) == 1
+    assert server._ask_at_s == server._send_at_s, "by then it may be another server"
     server._send_at_s = 0  # half a minute later
     assert kvflow.flush()
     ends = [fact["workflow_id"] for fact in peer.facts if fact["agent"] == "END"]
