@@ -199,8 +199,8 @@ class Outbox:
                 self._changed.wait_for(lambda: self._closed or any(self._pending.values()))
                 self._changed.wait_for(lambda: self._closed or self._flushing, LINGER_S)
                 waiting = self._sendable
-                if not waiting:
-                    self._changed.wait_for(lambda: self._closed, _POLL_S)
+                if not waiting and any(self._pending.values()):
+                    self._changed.wait_for(lambda: self._closed or bool(self._sendable), _POLL_S)
             for server in waiting:
                 with suppress(Exception):  # a program's own logging may raise some, and there is no other thread
                     self._post_batch(server)

@@ -85,6 +85,34 @@ def test_a_server_that_fails_is_left_alone_for_a_while(peer: Peer, sdk: Any, ask
     assert peer.llm[2].actions
 
 
+def test_what_comes_behind_facts_that_a_request_has_taken_along_is_posted_soon(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    for _ in range(3):
+        with kvflow.workflow():
+            with kvflow.step("one"):
+                pass
+            with kvflow.step("two"):
+                kvflow.extra_body()
+                time.sleep(2 * outbox.LINGER_S)  # the thread looks, and finds nothing
+        began = time.monotonic()
+        assert kvflow.flush(5)
+        assert time.monotonic() - began < 0.5
+
+
+def test_a_server_that_takes_nothing_holds_up_no_other(peer: Peer, plain: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    plain.speaks = True
+    outbox.outbox().server(plain.url)
+    peer.statuses["/kvflow/v1/events"] = 500
+    with kvflow.workflow(id="first"):
+        pass
+    kvflow.flush()
+    with kvflow.workflow(id="second"):
+        pass
+    kvflow.flush()
+    assert [fact["workflow_id"] for fact in plain.facts] == ["first", "second"]
+
+
 @pytest.mark.parametrize(("error", "speaks"), [(httpx.ConnectError, False), (httpx.ReadTimeout, True)])
 def test_a_server_that_has_gone_is_not_hinted_and_a_slow_one_is(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, error: type[Exception], speaks: bool
