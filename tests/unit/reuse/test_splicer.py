@@ -14,9 +14,8 @@ import torch
 
 from kvflow.config import Settings
 from kvflow.patches import claim, splicer
-from kvflow.patches.checks import Checks
 from kvflow.patches.splicer import Splicer
-from kvflow.reuse import KV, Difference, Method, Mode, Plan, Prompt, QualityGate, Rotary, Slot
+from kvflow.reuse import KV, Difference, Plan, QualityGate, Rotary
 from kvflow.reuse.gate import Door
 from tests.unit.reuse.toy import ANGLES, QUESTION, ROLE, TEXT, Text, prefill, words
 
@@ -190,55 +189,6 @@ def test_a_copy_of_a_prompt_that_was_computed_has_all_put_in(made: Callable[...,
     assert [(graft.start, graft.end) for graft in copied.grafts] == [(30, 94)]
 
 
-def test_texts_that_were_computed_are_put_into_no_copy_that_judges_others() -> None:
-    checks = Checks(QualityGate(), None)
-    slots = (Slot(start=0, end=40, name="good"), Slot(start=40, end=80, name="closed"))
-    prompt = Prompt(
-        namespace="n",
-        workflow_type="review",
-        agent="critic",
-        tokens=torch.arange(100),
-        slots=slots,
-        method=Method(mode=Mode.ROTATE),
-    )
-    good = ("review", "good")
-    plan = Plan(exact_tokens=0, reason="", slots=(good,), check=(good,))
-    req: Any = SimpleNamespace(rid="r", output_ids=[1], cache_salt=None, extra_key=None)
-    checks.begin(req, prompt, plan, "rotate")
-    _, spliced = checks.due()
-    assert [name for _, _, name in spliced["asked"]["slots"]] == ["good"]
-
-
-def asked_again(number: int) -> Any:
-    return SimpleNamespace(rid=f"r{number}", output_ids=[1], cache_salt=None, extra_key=None)
-
-
-def test_checks_that_have_begun_are_finished_before_others_begin() -> None:
-    checks = Checks(QualityGate(), None)
-    slot = ("review", "text")
-    prompt = Prompt(
-        namespace="n",
-        workflow_type="review",
-        agent="critic",
-        tokens=torch.arange(100),
-        slots=(Slot(start=0, end=40, name="text"),),
-        method=Method(mode=Mode.ROTATE),
-    )
-    plan = Plan(exact_tokens=0, reason="", slots=(slot,), check=(slot,))
-    for number in range(30):
-        checks.begin(asked_again(number), prompt, plan, "rotate")
-    offers = checks.due()
-    assert len(offers) == 2 * 16
-    for offer in offers[:2]:
-        checks.followed(offer["asked"]["check"], torch.zeros(4))
-        checks.finished(offer["asked"]["check"])
-    assert (checks.compared, checks.under_way) == (1, 15)
-    for number in range(100):  # of those that are left the copies never come
-        checks.begin(asked_again(100 + number), prompt, plan, "rotate")
-    assert 2 <= len(checks.due()) <= 2 * 3
-    assert checks.under_way == 16
-
-
 def test_a_slot_is_tried_only_where_something_would_be_put_in(made: Callable[..., list[Splicer]]) -> None:
     (one,) = made()
     gate: QualityGate = one.reuse.gate
@@ -307,23 +257,6 @@ def test_what_a_request_was_made_of_may_be_forgotten_while_it_decodes(made: Call
     assert text() is None
     req.kv.cache_protected_len = 0
     assert one.publishable(req, len(req.origin_input_ids)) == len(ROLE), "and what was put in stays its own"
-
-
-def test_requests_of_one_id_are_checked_apart() -> None:
-    checks, slot = Checks(QualityGate(), None), ("review", "text")
-    prompt = Prompt(
-        namespace="n",
-        workflow_type="review",
-        agent="critic",
-        tokens=torch.arange(100),
-        slots=(Slot(start=0, end=40, name="text"),),
-        method=Method(mode=Mode.ROTATE),
-    )
-    for _ in range(2):
-        checks.begin(asked_again(7), prompt, Plan(exact_tokens=0, reason="", slots=(slot,), check=(slot,)), "rotate")
-    keys = [offer["asked"]["check"][0] for offer in checks.due()]
-    assert len(keys) == 4
-    assert len(set(keys)) == checks.under_way == 2
 
 
 def test_copies_of_one_owner_share_no_prefix_with_those_of_another(made: Callable[..., list[Splicer]]) -> None:
