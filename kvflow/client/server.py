@@ -37,8 +37,6 @@ KEEPALIVE_S = 2.0
 _OUR_FAULT = frozenset({400, 413, 422})
 _NOT_THERE = frozenset({401, 403, 404, 405})
 """Behind these there is no kvflow, or none for us; other statuses may be better in a moment."""
-_SLOW = frozenset({"ReadTimeout", "WriteTimeout", "PoolTimeout"})
-"""Errors of a server that is there."""
 _NOT_TAKEN = _OUR_FAULT | {404, 405, 414}
 """Of a graph: something on the way does not like its name, say, and facts may well arrive."""
 _PROBE = "/kvflow/v1/graphs"
@@ -212,12 +210,15 @@ class Server:
         headers: dict[str, str] | None = None,
         **body: Any,
     ) -> bool:
+        import httpx  # late, because it is slow
+
         gone = False
         try:
             response = self._http.request(method, path, headers={**self._headers, **(headers or {})}, **body)
         except Exception as error:
             problem = repr(error)
-            gone = type(error).__name__ not in _SLOW  # who comes after it may be another server
+            slow = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+            gone = not slow  # who comes after it may be another server
         else:
             if response.is_success:
                 return True

@@ -35,10 +35,10 @@ def give_second_chance(core: KvflowTreeCore, component_type: Any) -> None:
     """
     lru: Any = core.lru_lists[component_type]
     choice, coordinator = core.trust.choice(Tier.DEVICE), core.coordinator
-    least = EvictionClass.UNCLAIMED if choice.free and coordinator.uses_claims else EvictionClass.PINNED - 1
+    least = EvictionClass.TAIL if choice.free and coordinator.uses_claims else EvictionClass.PINNED
     first = list(islice(_from_the_oldest(lru), _PART))
     coordinator.open_round(first, choice)
-    for node in sorted((node for node in first if core.class_of(node) > least), key=coordinator.priority):
+    for node in sorted((node for node in first if core.class_of(node) >= least), key=coordinator.priority):
         lru.reset_node_mru(node)
 
 

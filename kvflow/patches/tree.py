@@ -76,12 +76,12 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.watch = Watch(self, max(params.chunked_prefill_size or 0, 0))
         self.splicer: Splicer | None = None
         settings = config.load()
-        alone = len(self.tree_components) == 1  # a node's KV is one tensor, wherever it is cut
-        self.tree_core.exclusive = alone and is_exclusive(
+        plain = len(self.tree_components) == 1  # no windows or states, which a part of a context may lack
+        self.tree_core.exclusive = plain and is_exclusive(
             settings.eviction.exclusive, self.token_to_kv_pool_allocator.size_full, params.chunked_prefill_size or 0
         )
         self.gate = Gate(self) if settings.admission.mode == "workflow" and _holds(Feature.ADMISSION) else None
-        self.prefetch = Prefetch(self, settings.prefetch) if alone and _may_prefetch(settings) else None
+        self.prefetch = Prefetch(self, settings.prefetch) if plain and _may_prefetch(settings) else None
         if self.prefetch is not None:
             self.tree_core.on_left = self.prefetch.left
         self.commands = CacheCommands(self, settings)
