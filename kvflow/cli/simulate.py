@@ -53,7 +53,8 @@ def simulate(
     admission: Annotated[
         str,
         typer.Option(
-            help="Whose requests run: everyone's in turn (fcfs), or those of the programs that fit (workflow)."
+            help="Whose requests run: everyone's in turn (fcfs), or by what they have in the cache (lpm), or those of "
+            "the programs that fit (workflow)."
         ),
     ] = "fcfs",
     prefetch: Annotated[bool, typer.Option(help="Load contexts back ahead of use, where predictions say so.")] = False,

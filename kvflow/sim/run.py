@@ -39,6 +39,7 @@ class SimSettings:
         guard: bound the damage of wrong predictions; only orders that predict have one.
         device_tokens, host_tokens, storage_tokens: capacity per tier, 0 for none.
         concurrency: programs that run at a time.
+        admission: whose requests run, and in what order.
         exclusive: a full host drops copies of what the device holds before it loses anything, unless there is a storage
             tier; needs predictions.
         prefetch: load contexts back ahead of use; needs predictions and a host tier.
@@ -141,7 +142,7 @@ def simulate(
         coordinator,
         accounting,
         guard=guard,
-        programs=programs_of(settings.admission, coordinator, pager.unit_tokens),
+        programs=programs_of(settings.admission, coordinator, memory.tree, pager.unit_tokens),
         ahead=Ahead(env, memory, coordinator, accounting, brain.refresh) if settings.prefetch else None,
         before_eviction=brain.refresh,
     )
@@ -166,7 +167,7 @@ def simulate(
 def _brain(env: simpy.Environment, profile: Profile, settings: SimSettings, coordinator: Coordinator) -> Brain:
     if settings.policy in ORACLES:
         return OracleBrain(env, profile, coordinator)
-    if not (coordinator.uses_claims or settings.prefetch) and settings.admission == "fcfs":
+    if not (coordinator.uses_claims or settings.prefetch) and settings.admission != "workflow":
         return SilentBrain()
     return LearnedBrain(env, _control_settings(settings), coordinator)
 

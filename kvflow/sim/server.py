@@ -59,7 +59,7 @@ class Server:
         self._accounting = accounting
         self._watch = Watch(guard, memory, accounting.unit_tokens)
         self._programs = Everyone() if programs is None else programs
-        self._in_turn = isinstance(self._programs, Everyone)
+        self._in_turn = type(self._programs) is Everyone
         self._ahead = ahead
         self._before_eviction = before_eviction
         self._waiting: list[Request] = []

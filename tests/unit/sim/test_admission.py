@@ -46,10 +46,18 @@ def test_programs_that_fit_finish_sooner_than_all_at_once(policy: str) -> None:
     assert fitting.lost_s < 0.5 * everyone.lost_s
 
 
+def test_who_has_most_in_the_cache_first_computes_less_again_than_first_come_first_served() -> None:
+    everyone = run("react", "fcfs", device=0.3, host=0.5, policy="lru")
+    longest = run("react", "lpm", device=0.3, host=0.5, policy="lru")
+    assert longest.counters.recomputed_tokens < 0.5 * everyone.counters.recomputed_tokens
+    assert fmean(longest.completion_s.values()) < fmean(everyone.completion_s.values())
+
+
 @pytest.mark.parametrize("kind", sorted(OPTIONS))
+@pytest.mark.parametrize("admission", ["lpm", "workflow"])
 @pytest.mark.parametrize(("device", "host"), [(0.3, 0.0), (0.3, 0.5), (0.6, 0.0)])
-def test_every_call_is_answered(kind: str, device: float, host: float) -> None:
-    result = run(kind, "workflow", device=device, host=host)
+def test_every_call_is_answered(kind: str, admission: Admission, device: float, host: float) -> None:
+    result = run(kind, admission, device=device, host=host)
     assert result.calls == sum(len(program.calls) for program in workload(kind))
     assert len(result.completion_s) == len(workload(kind))
 
