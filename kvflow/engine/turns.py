@@ -18,7 +18,7 @@ from kvflow.policy import ProgramAdmission
 Key = TypeVar("Key", bound=Hashable)
 _Turn = tuple[bool, int, bool]
 
-_LONGEST_WAIT = 2.0
+_LONGEST_WAIT = 8.0
 """Mean waits after which a request is no longer overtaken."""
 _LEAST_NEED_S = 0.001
 _MOST_NODES = 16
@@ -50,7 +50,7 @@ class Turns:
     save counted. So it also uses those on the device while they are there, as SGLang's longest prefix match does.
     Needs are told apart by factors of two. Of alike ones those come first whose context is pinned by command, and those
     with the same fixed prompt follow the first of them, which warms it; else they keep their order. Nobody is overtaken
-    any more who has waited for two mean waits. Requests without a claim keep their places.
+    any more who has waited for eight mean waits. Requests without a claim keep their places.
 
     Args:
         claims: what is known of workflows and their contexts.

@@ -49,10 +49,11 @@ class ProgramAdmission:
     all wait for; what the host has not kept is computed again. So much room is planned with as the fewest programs need
     that take about the most steps per second (:mod:`kvflow.policy.throughput`): that of the device, or more.
 
-    *What a tool costs.* A program that waits for a tool keeps its place while the share of the device that it occupies,
-    for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / device <= restore_s``,
-    with some patience. So do the fixed prompts of agents that it is expected to run later, the longer the more programs
-    share them.
+    *What a tool costs.* A program that waits for a tool keeps its place while the share of the room that it occupies,
+    for as long as it is expected to, weighs less than restoring its context: ``back_s * tokens / room <= restore_s``,
+    with some patience. What waits leaves first, and whoever takes its place fills the host as well; so restoring is
+    computing again, or loading if that takes longer. Fixed prompts of agents that it is expected to run later are
+    weighed likewise, and kept the longer the more programs share them.
 
     *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
     run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
@@ -94,8 +95,7 @@ class ProgramAdmission:
         if share == 1:
             for program in programs:
                 program.admitted |= program.waiting
-        copied = min(1.0, memory.host_tokens / max(1, tokens))
-        worth = partial(self._worth_its_room, memory, copied)
+        worth = partial(self._worth_its_room, max(room_tokens, memory.device_tokens), memory.host_tokens > 0)
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
                 program.admitted = program.back_s is not None and worth(program.live_tokens, program.back_s)
@@ -136,9 +136,12 @@ class ProgramAdmission:
         found_tokens = min(tokens, found_tokens)
         return self._costs.load_s(min(host_tokens, found_tokens)) + self._costs.compute_s(found_tokens, tokens)
 
-    def _worth_its_room(self, memory: AdmissionMemory, copied: float, tokens: int, back_s: float) -> bool:
-        idle_s = back_s * tokens / max(1, memory.device_tokens)
-        return idle_s <= _PATIENCE * self._restore_s(tokens, copied)
+    def _worth_its_room(self, room_tokens: int, has_host: bool, tokens: int, back_s: float) -> bool:
+        idle_s = back_s * tokens / max(1, room_tokens)
+        restore_s = self._costs.compute_s(0, tokens)
+        if has_host:
+            restore_s = max(restore_s, self._costs.load_s(tokens))
+        return idle_s <= _PATIENCE * restore_s
 
     @staticmethod
     def _counted(
@@ -183,10 +186,6 @@ class ProgramAdmission:
                 return
             program.admitted = False
             room.give_back(program)
-
-    def _restore_s(self, tokens: float, copied: float) -> float:
-        """Seconds to bring a context back, so much of which the host holds."""
-        return copied * self._costs.load_s(tokens) + (1 - copied) * self._costs.compute_s(0, tokens)
 
 
 def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> Iterator[ProgramView]:

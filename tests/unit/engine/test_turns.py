@@ -112,7 +112,7 @@ def test_who_shares_a_fixed_prompt_follows_the_first_of_its_siblings() -> None:
     assert queue.order("one", "other", "sibling", "last") == ["one", "other", "sibling", "last"]
     queue.asked["one"].fixed_prompt = queue.asked["sibling"].fixed_prompt = FixedPrompt(tokens=2_000)
     assert queue.order("one", "other", "sibling", "last") == ["one", "sibling", "other", "last"]
-    queue.coordinator.tick(5.0)
+    queue.coordinator.tick(20.0)
     assert queue.order("one", "other", "sibling", "last") == ["one", "other", "sibling", "last"], "all have waited long"
 
 
@@ -132,8 +132,8 @@ def test_nobody_is_overtaken_who_has_waited_for_several_mean_waits() -> None:
     queue = Queue(long=30_000, longer=40_000, short=1_000)
     clock = queue.coordinator.claims.clock
     clock.queue_s = 1.0
-    queue.asked["short"].arrived_s = queue.asked["longer"].arrived_s = 4.5
-    queue.coordinator.tick(5.0)
+    queue.asked["short"].arrived_s = queue.asked["longer"].arrived_s = 19.5
+    queue.coordinator.tick(20.0)
     assert queue.order("long", "longer", "short") == ["long", "short", "longer"]
 
 

@@ -111,6 +111,23 @@ def test_a_short_tool_keeps_the_place_and_a_long_one_does_not() -> None:
     assert admitted(program(70_000, admitted=True, back_s=None), at_work, waiting) == [False, True, True]
 
 
+def test_a_tool_may_take_as_long_with_a_host_tier_that_others_would_fill() -> None:
+    beside = AdmissionMemory(device_tokens=100_000, host_tokens=100_000)
+    for memory in (DEVICE, beside):
+        idle, waiting = program(70_000, admitted=True, back_s=20.0), program(70_000, waiting=True)
+        assert admitted(idle, program(20_000, admitted=True, busy=True), waiting, memory=memory) == [True, True, False]
+
+
+def test_and_longer_where_loads_take_longer_than_computing() -> None:
+    slow = ServingCosts(load_token_s=1e-2)
+    for host_tokens, keeps in ((0, False), (100_000, True)):
+        idle, waiting = program(70_000, admitted=True, back_s=600.0), program(70_000, waiting=True)
+        at_work = program(20_000, admitted=True, busy=True)
+        memory = AdmissionMemory(device_tokens=100_000, host_tokens=host_tokens)
+        ProgramAdmission(slow).admit([idle, at_work, waiting], memory, Step(prompt_tokens=50_000))
+        assert idle.admitted == keeps
+
+
 def test_the_device_does_not_idle_while_somebody_waits() -> None:
     assert admitted(program(70_000, admitted=True, back_s=1.0), program(70_000, waiting=True)) == [True, True]
 
