@@ -60,7 +60,7 @@ class LongestPrefix(Everyone):
         while not node.on_device and not node.on_host:
             assert node.parent is not None
             node = node.parent
-        if node.end:
+        if node.end or not key.whole.pages:
             return False, -node.end
         page = first_page(key.whole, 0)
         behind = page in begun

@@ -7,9 +7,11 @@ from statistics import fmean
 
 import pytest
 
+from kvflow.policy import AdmissionMemory
 from kvflow.sim import SimResult, SimSettings, load_profile, simulate
-from kvflow.sim.admission import Admission
-from kvflow.trace import Program, SynthOptions, programs, synthetic_trace
+from kvflow.sim.admission import Admission, LongestPrefix
+from kvflow.trace import Piece, Program, SynthOptions, programs, synthetic_trace
+from tests.unit.sim.world import World
 
 CONCURRENCY = 16
 OPTIONS = {
@@ -44,6 +46,32 @@ def test_programs_that_fit_finish_sooner_than_all_at_once(policy: str) -> None:
     assert fmean(fitting.completion_s.values()) < 0.7 * fmean(everyone.completion_s.values())
     assert max(fitting.completion_s.values()) < max(everyone.completion_s.values())
     assert fitting.lost_s < 0.5 * everyone.lost_s
+
+
+def test_of_those_with_nothing_in_the_cache_one_of_each_beginning_goes_before_the_others() -> None:
+    world = World()
+    short = world.ask(Piece("short", 100))
+    long = world.ask(Piece("long", 300))
+    order = {
+        "new": world.request(Piece("other", 200)),
+        "same": world.request(Piece("other", 200), Piece("more", 40)),
+        "tiny": world.request(Piece("tiny", 1), output_tokens=1),
+        "short": world.request(Piece("more", 30), after=short),
+        "long": world.request(Piece("more", 30), after=long),
+    }
+    names = {request: name for name, request in order.items()}
+    arranged = LongestPrefix(world.memory.tree).arrange(list(names), AdmissionMemory(device_tokens=4096))
+    assert [names[request] for request in arranged] == ["long", "short", "new", "tiny", "same"]
+
+
+def test_beyond_a_hundred_or_so_requests_keep_their_places() -> None:
+    world = World()
+    long = world.ask(Piece("long", 300))
+    waiting = [world.request(Piece(f"{number}", 100)) for number in range(128)]
+    last = world.request(Piece("more", 30), after=long)
+    tree, memory = world.memory.tree, AdmissionMemory(device_tokens=4096)
+    assert LongestPrefix(tree).arrange([*waiting[:-1], last], memory)[0] is last
+    assert LongestPrefix(tree).arrange([*waiting, last], memory)[-1] is last
 
 
 def test_who_has_most_in_the_cache_first_computes_less_again_than_first_come_first_served() -> None:
