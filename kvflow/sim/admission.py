@@ -42,6 +42,9 @@ class LongestPrefix(Everyone):
     """Longest prefix match, as SGLang's ``--schedule-policy lpm``: who has most in the cache, on either tier, is next.
 
     Of several that have nothing there and begin alike, one goes before all others, and the rest behind them.
+
+    Source: SGLang, ``managers/schedule_policy.py``, ``SchedulePolicy.calc_priority``; itself after SGLang (arXiv
+    2312.07104, §3).
     """
 
     def __init__(self, tree: RadixTree) -> None:
@@ -56,10 +59,7 @@ class LongestPrefix(Everyone):
 
     def _turn(self, key: Hashable, begun: set[tuple[int, int]]) -> tuple[bool, int]:
         assert isinstance(key, Request)
-        node = self._tree.match(key.whole, key.near, (key.goal - 1) // self._tree.page_tokens)
-        while not node.on_device and not node.on_host:
-            assert node.parent is not None
-            node = node.parent
+        node = self._tree.match(key.whole, key.near, (key.goal - 1) // self._tree.page_tokens).cached
         if node.end or not key.whole.pages:
             return False, -node.end
         page = first_page(key.whole, 0)

@@ -103,10 +103,7 @@ class Ahead:
         """
         if self._load is None and not busy:
             return False
-        node = self._memory.tree.match(request.whole, request.near, pages)
-        while not node.on_device and not node.on_host:
-            assert node.parent is not None
-            node = node.parent
+        node = self._memory.tree.match(request.whole, request.near, pages).cached
         load, path = self._load, node.path()
         tokens = sum(len(one.key) for one in path if not one.on_device)
         if load is None:

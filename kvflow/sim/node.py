@@ -101,6 +101,15 @@ class Node:
         """Some tier has it."""
         return self.on_device or self.on_host or self.on_storage
 
+    @property
+    def cached(self) -> Node:
+        """The deepest of it and those above it that the device or the host has; the root if there is none."""
+        node = self
+        while not node.on_device and not node.on_host:
+            assert node.parent is not None
+            node = node.parent
+        return node
+
 
 def backed_up(node: Any) -> bool:
     """Whether the tier below the one the node would leave has a copy."""

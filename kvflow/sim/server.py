@@ -140,11 +140,8 @@ class Server:
     def _place(self, request: Request, admitted: int) -> bool:
         """Give a request its memory: lock its cached prefix, load back what is on the host, reserve the rest."""
         tree, memory = self._tree, self._memory
-        node = tree.match(request.whole, request.near, self._matchable(request))
+        node = tree.match(request.whole, request.near, self._matchable(request)).cached
         self._watch.looked_up(request)
-        while not node.on_device and not node.on_host:
-            assert node.parent is not None
-            node = node.parent
         device = node
         while not device.on_device:
             assert device.parent is not None
