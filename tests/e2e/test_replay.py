@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import threading
 import time
 from array import array
 from collections import defaultdict
@@ -185,18 +184,22 @@ def test_rounds_that_are_over_are_not_played_again(server: Server, tmp_path: Pat
 
 
 def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, ready_s = running.prepare, []
+    """It is killed when the first call has been answered: clients cut off while they connect leak anyio's sockets."""
+    original, servers, killed_s = running.prepare, [], []
 
-    async def doomed(server: Any, client: Any, **more: Any) -> Any:
-        ready = await original(server, client, **more)
-        ready_s.append(time.monotonic())
-        threading.Timer(1.0, os.killpg, (server.process.process.pid, signal.SIGKILL)).start()
-        return ready
+    async def known(server: Any, client: Any, **more: Any) -> Any:
+        servers.append(server)
+        return await original(server, client, **more)
 
-    monkeypatch.setattr(running, "prepare", doomed)
+    def progress(_label: str, answered: int, _calls: int) -> None:
+        if answered and not killed_s:
+            killed_s.append(time.monotonic())
+            os.killpg(servers[0].process.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(running, "prepare", known)
     with pytest.raises(ServerUnavailableError, match="lru: the server has died"):
-        played(plan_of(tmp_path, load=Load()), synthetic(), tmp_path)
-    assert time.monotonic() - ready_s[0] < 30
+        list(replay(plan_of(tmp_path, load=Load()), synthetic(), tmp_path / "rounds", progress))
+    assert time.monotonic() - killed_s[0] < 30
     assert not list((tmp_path / "rounds").glob("round-*.json"))
 
 
