@@ -46,7 +46,7 @@ class ProgramAdmission:
 
     *How many.* More programs than fit take more steps per second as long as bringing their contexts back costs less
     than decoding more answers together gains: loads from the host are made while others compute, until the link is what
-    all wait for; what the host has not kept is computed again. So much room is planned with as the fewest programs need
+    all wait for; what the host has not kept is computed again. So much room is planned with as those programs need
     that take about the most steps per second (:mod:`kvflow.policy.throughput`): that of the device, or more.
 
     *What a tool costs.* A program that waits for a tool keeps its place while the share of the room that it occupies,

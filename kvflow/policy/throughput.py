@@ -10,7 +10,7 @@ from kvflow.policy.costs import ServingCosts
 _CHOICES = 32
 """How many numbers of programs are compared, about."""
 _ALIKE = 0.03
-"""Rates that differ by no more are alike: times are estimates, and fewer programs at the same rate are done sooner."""
+"""Rates that differ by no more are alike: times are estimates."""
 _LOST = 3.0
 """Of what the host has no room for, so many times as much is lost: contexts are used in turns, and those that are lost
 come back and push out the next ones."""
@@ -49,7 +49,10 @@ class Step:
 
 
 def best_share(programs: int, tokens: int, memory: AdmissionMemory, step: Step, costs: ServingCosts) -> float:
-    """Share of all programs that should run at a time: the smallest with about the most steps per second.
+    """Share of all programs that should run at a time: one with about the most steps per second.
+
+    Of those alike the largest whose contexts the host keeps, since nobody has to wait for others to lose nothing; else
+    the smallest, since fewer programs at the same rate are done sooner.
 
     Args:
         programs: how many there are.
@@ -68,7 +71,9 @@ def best_share(programs: int, tokens: int, memory: AdmissionMemory, step: Step, 
     shares = [least, *(number / programs for number in reversed(further))]
     rates = [steps_per_second(share * programs, share * tokens, memory, step, costs) for share in shares]
     enough = (1 - _ALIKE) * max(rates)
-    return next(share for share, rate in zip(shares, rates, strict=True) if rate >= enough)
+    alike = [share for share, rate in zip(shares, rates, strict=True) if rate >= enough]
+    kept = [share for share in alike if share * tokens <= memory.host_tokens]
+    return max(kept, default=min(alike))
 
 
 def steps_per_second(programs: float, tokens: float, memory: AdmissionMemory, step: Step, costs: ServingCosts) -> float:

@@ -32,6 +32,13 @@ def test_not_more_than_the_link_can_serve() -> None:
     assert best_share(30, 300_000, ROOMY_HOST, agents, slow) < 0.5
 
 
+def test_nobody_waits_whose_context_the_host_keeps_if_that_makes_nobody_slower() -> None:
+    host = AdmissionMemory(device_tokens=100_000, host_tokens=200_000)
+    fast, slow = ServingCosts(load_token_s=1e-9), ServingCosts(load_token_s=1e-3)
+    assert best_share(30, 300_000, host, STEP, fast) == pytest.approx(2 / 3)
+    assert best_share(30, 300_000, host, STEP, slow) == pytest.approx(1 / 3, abs=0.05)
+
+
 def test_more_run_where_tools_leave_the_device_alone() -> None:
     slow_tools = Step(prompt_tokens=10_000, new_tokens=500, generated_tokens=100, pause_s=600)
     assert best_share(30, 300_000, NO_HOST, slow_tools, COSTS) == 1
