@@ -51,8 +51,8 @@ class Step:
 def best_share(programs: int, tokens: int, memory: AdmissionMemory, step: Step, costs: ServingCosts) -> float:
     """Share of all programs that should run at a time: one with about the most steps per second.
 
-    Of those alike the largest whose contexts the host keeps, since nobody has to wait for others to lose nothing; else
-    the smallest, since fewer programs at the same rate are done sooner.
+    Of those alike the largest whose contexts the host keeps, since holding more programs back would save nothing; or
+    else the smallest, since fewer programs at the same rate are done sooner.
 
     Args:
         programs: how many there are.

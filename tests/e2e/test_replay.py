@@ -60,8 +60,10 @@ def plan_of(folder: Path, arms: str = "lru", **more: Any) -> Plan:
     return Plan(arms=tuple(parse_arms(arms.split(","))), engine=cpu_engine(folder, sizes), **settings)
 
 
-def played(plan: Plan, workload: Workload, folder: Path) -> list[Round]:
-    return list(replay(plan, workload, folder / "rounds", lambda *_: None))
+def played(
+    plan: Plan, workload: Workload, folder: Path, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> list[Round]:
+    return list(replay(plan, workload, folder / "rounds", progress))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -198,7 +200,7 @@ def test_a_server_that_dies_breaks_the_round_off_at_once(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(running, "prepare", known)
     with pytest.raises(ServerUnavailableError, match="lru: the server has died"):
-        list(replay(plan_of(tmp_path, load=Load()), synthetic(), tmp_path / "rounds", progress))
+        played(plan_of(tmp_path, load=Load()), synthetic(), tmp_path, progress)
     assert time.monotonic() - killed_s[0] < 30
     assert not list((tmp_path / "rounds").glob("round-*.json"))
 
