@@ -29,6 +29,14 @@ def gated(start: Callable[..., Any]) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture
+def sglangs_order(start: Callable[..., Any]) -> Iterator[Server]:
+    flags = ("--kvflow-admission", "fcfs", "--schedule-policy", "lpm", "--max-total-tokens", str(DEVICE_TOKENS))
+    off = {"KVFLOW_PREFETCH__ENABLED": "0"}
+    with start("--enable-kvflow", *flags, *HOST_TIER, env=SLOW_PREFILL | off) as server:
+        yield server
+
+
 def program(server: Server, name: str) -> list[str]:
     """An agent that works on 600 to 900 tokens; returns what it says."""
     text = f"{name}: " + f"{name} looks at something long. " * 20
@@ -54,6 +62,19 @@ def test_programs_that_do_not_fit_wait_and_all_say_what_they_would_say_alone(gat
     assert together == alone
     assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
     assert gated.get("status")["degraded"] == {}
+
+
+def test_in_sglangs_own_order_and_without_loads_ahead_all_say_the_same(sglangs_order: Server) -> None:
+    names = [f"program-{number}" for number in range(PROGRAMS)]
+    with ThreadPoolExecutor(PROGRAMS) as pool:
+        together = [*pool.map(lambda name: program(sglangs_order, name), names)]
+    stats = sglangs_order.get("stats")
+    assert stats["total"]["evicted_tokens"]
+    assert stats["total"]["prefetches"] == 0
+    assert "admission" not in stats["replicas"][0]
+    sglangs_order.fresh()
+    assert together == [program(sglangs_order, name) for name in names]
+    assert sglangs_order.get("status")["degraded"] == {}
 
 
 def test_a_client_that_gives_up_leaves_nobody_waiting(gated: Server) -> None:
