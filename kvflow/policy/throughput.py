@@ -11,6 +11,8 @@ _CHOICES = 32
 """How many numbers of programs are compared, about."""
 _ALIKE = 0.03
 """Rates that differ by no more are alike: times are estimates."""
+_CHEAP = 0.25
+"""Loading a context is next to nothing if it takes no more than this share of computing it."""
 _LOST = 3.0
 """Of what the host has no room for, so many times as much is lost: contexts are used in turns, and those that are lost
 come back and push out the next ones."""
@@ -51,8 +53,8 @@ class Step:
 def best_share(programs: int, tokens: int, memory: AdmissionMemory, step: Step, costs: ServingCosts) -> float:
     """Share of all programs that should run at a time: one with about the most steps per second.
 
-    Of those alike the largest whose contexts the host keeps, since holding more programs back would save nothing; or
-    else the smallest, since fewer programs at the same rate are done sooner.
+    Of those alike the smallest, since fewer programs at the same rate are done sooner. But where loading takes next to
+    nothing the largest whose contexts the host keeps, if there is one: holding more programs back would save nothing.
 
     Args:
         programs: how many there are.
@@ -72,8 +74,13 @@ def best_share(programs: int, tokens: int, memory: AdmissionMemory, step: Step, 
     rates = [steps_per_second(share * programs, share * tokens, memory, step, costs) for share in shares]
     enough = (1 - _ALIKE) * max(rates)
     alike = [share for share, rate in zip(shares, rates, strict=True) if rate >= enough]
-    kept = [share for share in alike if share * tokens <= memory.host_tokens]
+    kept = [share for share in alike if share * tokens <= memory.host_tokens] if _loads_cheaply(step, costs) else []
     return max(kept, default=min(alike))
+
+
+def _loads_cheaply(step: Step, costs: ServingCosts) -> bool:
+    prompt_tokens = round(step.prompt_tokens)
+    return costs.load_s(prompt_tokens) <= _CHEAP * costs.compute_s(0, prompt_tokens)
 
 
 def steps_per_second(programs: float, tokens: float, memory: AdmissionMemory, step: Step, costs: ServingCosts) -> float:

@@ -39,6 +39,17 @@ def test_nobody_waits_whose_context_the_host_keeps_if_that_makes_nobody_slower()
     assert best_share(30, 300_000, host, STEP, slow) == pytest.approx(1 / 3, abs=0.05)
 
 
+def test_of_those_alike_the_fewest_run_where_loads_are_dear() -> None:
+    host = AdmissionMemory(device_tokens=100_000, host_tokens=200_000)
+    agents = Step(prompt_tokens=4_000, new_tokens=3_000, generated_tokens=10)
+    dear = ServingCosts(load_token_s=0.5 * COSTS.prefill_token_s)
+    rates = [steps_per_second(30 * share, 300_000 * share, host, agents, dear) for share in (1 / 3, 2 / 3)]
+    assert rates[1] == pytest.approx(rates[0], rel=0.03)
+    assert best_share(30, 300_000, host, agents, dear) == pytest.approx(1 / 3, abs=0.05)
+    cheap = ServingCosts(load_token_s=0.1 * COSTS.prefill_token_s)
+    assert best_share(30, 300_000, host, agents, cheap) == pytest.approx(2 / 3)
+
+
 def test_more_run_where_tools_leave_the_device_alone() -> None:
     slow_tools = Step(prompt_tokens=10_000, new_tokens=500, generated_tokens=100, pause_s=600)
     assert best_share(30, 300_000, NO_HOST, slow_tools, COSTS) == 1
