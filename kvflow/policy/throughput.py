@@ -74,13 +74,9 @@ def best_share(programs: int, tokens: int, memory: AdmissionMemory, step: Step, 
     rates = [steps_per_second(share * programs, share * tokens, memory, step, costs) for share in shares]
     enough = (1 - _ALIKE) * max(rates)
     alike = [share for share, rate in zip(shares, rates, strict=True) if rate >= enough]
-    kept = [share for share in alike if share * tokens <= memory.host_tokens] if _loads_cheaply(step, costs) else []
-    return max(kept, default=min(alike))
-
-
-def _loads_cheaply(step: Step, costs: ServingCosts) -> bool:
-    prompt_tokens = round(step.prompt_tokens)
-    return costs.load_s(prompt_tokens) <= _CHEAP * costs.compute_s(0, prompt_tokens)
+    if costs.load_s(step.prompt_tokens) > _CHEAP * costs.compute_s(0, step.prompt_tokens):
+        return min(alike)
+    return max((share for share in alike if share * tokens <= memory.host_tokens), default=min(alike))
 
 
 def steps_per_second(programs: float, tokens: float, memory: AdmissionMemory, step: Step, costs: ServingCosts) -> float:

@@ -32,8 +32,7 @@ def gated(start: Callable[..., Any]) -> Iterator[Server]:
 @pytest.fixture
 def sglangs_order(start: Callable[..., Any]) -> Iterator[Server]:
     flags = ("--kvflow-admission", "fcfs", "--schedule-policy", "lpm", "--max-total-tokens", str(DEVICE_TOKENS))
-    off = {"KVFLOW_PREFETCH__ENABLED": "0"}
-    with start("--enable-kvflow", *flags, *HOST_TIER, env=SLOW_PREFILL | off) as server:
+    with start("--enable-kvflow", *flags, *HOST_TIER, env={"KVFLOW_PREFETCH__ENABLED": "0"}) as server:
         yield server
 
 
@@ -69,7 +68,7 @@ def test_in_sglangs_own_order_and_without_loads_ahead_all_say_the_same(sglangs_o
     with ThreadPoolExecutor(PROGRAMS) as pool:
         together = [*pool.map(lambda name: program(sglangs_order, name), names)]
     stats = sglangs_order.get("stats")
-    assert stats["total"]["evicted_tokens"]
+    assert sum(stats["total"]["evicted_tokens"].values()) > 0
     assert stats["total"]["prefetches"] == 0
     assert "admission" not in stats["replicas"][0]
     sglangs_order.fresh()
