@@ -1,6 +1,6 @@
 """How well kvflow predicts what programs do, on every trace of a folder: `kvflow predict eval`, kept and as a page.
 
-Results go to a JSON file after every source; docs/prediction-results.md is made from it.
+The result goes to a JSON file when all sources are evaluated; docs/prediction-results.md is made from it.
 
 Usage: python bench/bench_predict.py DATA [--sources swe tau] [--json FILE]
        python bench/bench_predict.py --page      only write docs/prediction-results.md again
@@ -174,14 +174,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULT)
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = options_of(parser)
+    if options.sources != [""] and options.json == RESULT:
+        parser.error("some sources alone would take the place of all: name another file by --json")
     if not options.page:
         result = {"bench": "predict", **circumstances(), "sources": {}}
         for name, path in sources_of(options):
             with left_out(name, path):
                 _, events = open_trace(path, partial(told, name))
                 result["sources"][name] = evaluate(events).to_dict()
-                write(result, options.json)
                 print(f"{name}: {result['sources'][name]['llm_calls']:,} LLM calls", flush=True)
+        write(result, options.json)
     page = PAGE if options.json == RESULT else options.json.with_suffix(".md")
     page.write_text(render(json.loads(options.json.read_text())))
     print(f"written: {page.name}")

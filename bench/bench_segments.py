@@ -94,9 +94,9 @@ def measure(prompts: Prompts, role: int, text: int, repeats: int) -> list[dict[s
     for repeat in range(repeats):
         for arm in ARMS if repeat % 2 else reversed(ARMS):
             new = words(f"text {text} {repeat}", text)
-            prompts.ask(arm, "first", words(f"first role {repeat}", role), new)
+            prompts.ask(arm, "first", words(f"first role {text} {repeat}", role), new)
             before = prompts.reuse()
-            taken[arm].append(prompts.ask(arm, "second", words(f"second role {role} {repeat}", role), new))
+            taken[arm].append(prompts.ask(arm, "second", words(f"second role {text} {repeat}", role), new))
             after = prompts.reuse()
             reused[arm] += after["grafted_tokens"] - before["grafted_tokens"]
             reused[arm] -= after["repaired_tokens"] - before["repaired_tokens"]

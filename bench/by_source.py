@@ -86,6 +86,7 @@ class Bench:
         """Simulate what is missing."""
         settings = {name: getattr(options, name) for name in ("seeds", "calls", "profile")}
         settings |= {name: True for name in self.switches if getattr(options, name)}
+        settings |= {"limit": options.limit} if options.limit else {}
         result = begun(options.json, settings)
         result |= {"bench": self.name, **circumstances()}
         write(result, options.json)

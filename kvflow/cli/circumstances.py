@@ -75,11 +75,14 @@ def _versions(*names: str) -> dict[str, str]:
 
 
 def _git() -> dict[str, Any]:
+    """State of kvflow's own repository; nothing where it is installed in a folder of somebody else's."""
+
     def run(*command: str) -> str:
         here = Path(__file__).parent
         return subprocess.run(command, capture_output=True, text=True, cwd=here, check=True).stdout.strip()
 
     try:
+        run("git", "ls-files", "--error-unmatch", Path(__file__).name)
         return {"commit": run("git", "rev-parse", "HEAD"), "dirty": bool(run("git", "status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}

@@ -25,7 +25,7 @@ def connect(url: str, api_key: str | None) -> httpx.Client:
     from kvflow.replay.arms import server_url
 
     try:
-        root = server_url(url).removesuffix("/v1")  # as the client library takes it
+        root = server_url(url)
     except ConfigError as error:
         raise ServerUnavailableError(str(error)) from None
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

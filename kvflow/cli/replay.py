@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -162,22 +162,25 @@ def _play(
 ) -> tuple[dict[str, Any], int]:
     """Play, and return the document, of what was over if the replay was broken off, with the exit status then."""
     from kvflow.replay.document import document
-    from kvflow.replay.run import comparable
+    from kvflow.replay.run import claimed, comparable
     from kvflow.replay.run import replay as play
 
     played: list[tuple[Plan, list[Round]]] = []
     status = 0
+    folders = [folder / f"{plan.load.at_once or 'all'}-at-once" for plan in plans]
     try:
-        for plan in plans:
-            own, rounds = folder / f"{plan.load.at_once or 'all'}-at-once", []
-            played.append((plan, rounds))
-            with (
-                ended_by_signals(),
-                _progress(console) as progress,
-                closing(play(plan, workload, own, progress, api_key=api_key, fresh=fresh, machine=machine)) as over,
-            ):
-                for seen in over:
-                    rounds.append(seen)
+        with ended_by_signals(), ExitStack() as claims:
+            for plan, own in zip(plans, folders, strict=True):  # before hours are spent on the first
+                claims.enter_context(claimed(plan, workload, own, fresh=fresh, machine=machine))
+            for plan, own in zip(plans, folders, strict=True):
+                rounds: list[Round] = []
+                played.append((plan, rounds))
+                with (
+                    _progress(console) as progress,
+                    closing(play(plan, workload, own, progress, api_key=api_key)) as over,
+                ):
+                    for seen in over:
+                        rounds.append(seen)
     except (KVFlowError, KeyboardInterrupt, SystemExit) as error:
         status = _broken_off(error, folder, console, fresh=fresh)
         played = [each for each in (comparable(plan, rounds) for plan, rounds in played) if each[1]]

@@ -138,7 +138,7 @@ def flag_of(words: Sequence[str], name: str) -> str | None:
 
 
 def server_url(text: str) -> str:
-    """Read the address of a server.
+    """Read the address of a server; that of its OpenAI-compatible API will do.
 
     Raises:
         ConfigError: it is none.
@@ -149,7 +149,7 @@ def server_url(text: str) -> str:
         raise ConfigError(f"{text!r} is no address of a server ({error}): give one like http://HOST:30000") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"{text!r} is no address of a server: give one like http://HOST:30000")
-    return text.rstrip("/")
+    return text.rstrip("/").removesuffix("/v1")
 
 
 def preset(name: str) -> Arm:

@@ -175,7 +175,8 @@ def _problem(change: Change, threshold: float) -> str:
         return "more of its calls failed"
     if completion is None:
         return "" if change.fewer_failed else "it has no workflow in common with what it was"
-    return f"completion takes {completion.ratio:.2f}x as long" if completion.ratio_low > 1 + threshold else ""
+    slower = completion.tells and completion.ratio_low > 1 + threshold
+    return f"completion takes {completion.ratio:.2f}x as long" if slower else ""
 
 
 def _count(arm: Mapping[str, Any]) -> Count:

@@ -54,7 +54,7 @@ class Connection:
         self.arm = arm
         self.lost = self.refused = ""
         self._client = client
-        self._free = free
+        self.free = free
         self._began_s = began_s
         self._timeout_s = timeout_s
         self._sending = False
@@ -115,7 +115,7 @@ class Connection:
         """
         body: dict[str, Any] = {"input_ids": list(prompt), "stream": True}
         sampling: dict[str, Any] = {"max_new_tokens": max(1, len(answer)), "temperature": 0, "ignore_eos": True}
-        if answer and not self._free:
+        if answer and not self.free:
             extra = forced(answer)
             sampling |= extra.pop("sampling_params")
             body |= extra
@@ -170,13 +170,14 @@ class Connection:
         self, body: dict[str, Any], seen: CallRecord, computed: Callable[[], None]
     ) -> dict[str, Any] | None:
         last: dict[str, Any] | None = None
-        last_s = 0.0
+        last_s, tokens = 0.0, []
         async with self._client.stream("POST", "/generate", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 seen.error = f"status {response.status_code}: {(await response.aread())[:200].decode(errors='replace')}"
                 return None
             async for piece in pieces(response):
                 last, now_s = piece, self.now_s()
+                tokens = _so_far(tokens, piece)
                 if _aborted(piece) is not None:
                     continue
                 if seen.first_s is None:
@@ -188,10 +189,10 @@ class Connection:
         if last is None or "meta_info" not in last:
             seen.error = "no answer" if last is None else str(last.get("error", last))[:200]
             return None
-        return last
+        return last | {"output_ids": tokens}
 
     def _answer(self, last: dict[str, Any], recorded: array[int], seen: CallRecord) -> Answer:
-        meta, tokens = last["meta_info"], array("q", last.get("output_ids") or ())
+        meta, tokens = last["meta_info"], array("q", last["output_ids"])
         details = meta.get("cached_tokens_details") or {}
         seen.queue_s = meta.get("queue_time")
         seen.output_tokens = len(tokens)
@@ -199,10 +200,17 @@ class Connection:
         seen.device_tokens = int(meta.get("cached_tokens") or 0) - seen.host_tokens - seen.storage_tokens
         if (why := _aborted(last)) is not None:
             seen.error = why[:200]
-        elif recorded and not self._free and tokens != recorded:
+        elif recorded and not self.free and tokens != recorded:
             seen.error = "another answer than the recorded one"
         cached = {"device": seen.device_tokens, "host": seen.host_tokens, "storage": seen.storage_tokens}
         return Answer(tokens=tokens, cached=cached)
+
+
+def _so_far(tokens: list[int], piece: dict[str, Any]) -> list[int]:
+    """All of an answer up to a piece, which brings only what is new with SGLang's --incremental-streaming-output."""
+    brought: list[int] = piece.get("output_ids") or []
+    whole = (piece.get("meta_info") or {}).get("completion_tokens", len(brought))
+    return brought if len(brought) >= whole else [*tokens, *brought]
 
 
 def _aborted(piece: dict[str, Any]) -> str | None:

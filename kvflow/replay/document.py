@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -42,6 +43,7 @@ def _load(plan: Plan, rounds: Sequence[Round], workload: Workload) -> dict[str, 
     work = plan.load.drawn(workload, plan.seed)
     of_arm = {arm.name: [seen for seen in rounds if seen.arm == arm.name] for arm in plan.arms}
     base = of_arm[plan.arms[0].name]
+    shown = _shown_workflow([own[0] for own in of_arm.values() if own])
     answers = {index: {seen.answers for seen in rounds if seen.index == index} for index in range(plan.rounds)}
     return {
         "at_once": plan.load.at_once or len(work),
@@ -53,11 +55,11 @@ def _load(plan: Plan, rounds: Sequence[Round], workload: Workload) -> dict[str, 
         "sizes": {name: plan.notes[name] for name in _SIZES if name in plan.notes},
         "live_tokens": round(live_tokens(work, plan.load.at_once)),
         "identical_tokens": all(len(each) == 1 for each in answers.values()),
-        "arms": [_arm(arm, of_arm[arm.name], base) for arm in plan.arms],
+        "arms": [_arm(arm, of_arm[arm.name], base, shown) for arm in plan.arms],
     }
 
 
-def _arm(arm: Arm, rounds: Sequence[Round], base: Sequence[Round]) -> dict[str, Any]:
+def _arm(arm: Arm, rounds: Sequence[Round], base: Sequence[Round], shown: str | None) -> dict[str, Any]:
     against: dict[str, Any] = {}
     if rounds is not base:
         for name in PAIRED:
@@ -73,7 +75,7 @@ def _arm(arm: Arm, rounds: Sequence[Round], base: Sequence[Round]) -> dict[str, 
         "measures": measures(rounds),
         "against_first": against,
         "workflows": [_workflows(seen) for seen in rounds],
-        "timeline": _timeline(rounds[0]) if rounds else None,
+        "timeline": _timeline(rounds[0], shown) if rounds and shown else None,
         "replicas": [seen.stats.get("replicas") for seen in rounds if seen.stats],
         "errors": _errors(rounds),
     }
@@ -91,18 +93,18 @@ def _workflows(seen: Round) -> dict[str, Any]:
     }
 
 
-def _timeline(seen: Round) -> dict[str, Any] | None:
-    """All that happened to the workflow of middle length."""
-    whole = sorted((flow for flow in seen.workflows if not flow.failed_calls), key=lambda flow: flow.workflow)
-    if not whole:
-        return None
-    calls: dict[str, int] = {flow.workflow: 0 for flow in whole}
-    for call in seen.calls:
-        if call.workflow in calls:
-            calls[call.workflow] += 1
-    ranked = sorted(calls, key=lambda name: (calls[name], name))  # the same in every arm: calls do not depend on it
-    name = ranked[len(ranked) // 2]
-    flow = next(flow for flow in whole if flow.workflow == name)
+def _shown_workflow(rounds: Sequence[Round]) -> str | None:
+    """The workflow with the middle number of calls, of those that no arm failed; None if there is none."""
+    whole = [{flow.workflow for flow in seen.workflows if not flow.failed_calls} for seen in rounds]
+    common = set.intersection(*whole) if whole else set()
+    calls = Counter(call.workflow for seen in rounds for call in seen.calls)
+    ranked = sorted(common, key=lambda name: (calls[name], name))
+    return ranked[len(ranked) // 2] if ranked else None
+
+
+def _timeline(seen: Round, name: str) -> dict[str, Any]:
+    """All that happened to a workflow."""
+    flow = next(flow for flow in seen.workflows if flow.workflow == name)
     events = [_shown(event) for event in (*seen.calls, *seen.tools) if event.workflow == name]
     events.sort(key=lambda event: event["start_s"])
     return {

@@ -24,6 +24,8 @@ _MARK = "plan.json"
 _LOCK = "lock"
 _ROUNDS = "round-*.json"
 _SECRET = "KVFLOW_API_KEY"
+_TELLING = {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+"""Variables that tell servers how to run; those of SGLang do, too, but not on the CPU engine."""
 _BY_NAME = ("arms", "settings files")
 """Of a plan: what may become more or fewer, as long as what was there and is there has not changed."""
 
@@ -131,7 +133,8 @@ def _differ(name: str, before: Any, now: Any) -> bool:
 
 
 def _mark(plan: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    telling = {name for name in os.environ if name.startswith("KVFLOW_") and name != _SECRET} | {"OMP_NUM_THREADS"}
+    prefixes = ("KVFLOW_",) if (plan.get("engine") or {}).get("device") == "cpu" else ("KVFLOW_", "SGLANG_")
+    telling = {name for name in os.environ if name.startswith(prefixes) and name != _SECRET} | _TELLING
     environment = {name: os.environ[name] for name in telling & os.environ.keys()}
     return plan | {
         "traces": traces_digest(workload),

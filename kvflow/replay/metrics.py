@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from kvflow.replay.record import CallRecord, Round, WorkflowRecord
+from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 from kvflow.sim.measures import quantile, spread
 
 RESAMPLES = 2000
+LEAST_PAIRS = 6
+"""Of fewer, all go the same way by chance in more than one case of twenty (sign test, two-sided)."""
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 PAIRED = ("completion_s", "run_s", "ttft_s", "latency_s")
 """Measured for each workflow, or its calls on average, and so paired between arms."""
@@ -21,9 +23,11 @@ PAIRED = ("completion_s", "run_s", "ttft_s", "latency_s")
 def measures(rounds: Sequence[Round]) -> dict[str, float]:
     """Put the rounds of an arm into numbers; names end in their unit. What was not measured is left out.
 
-    Times of calls that failed do not count, and neither do workflows of which one did; ``failed_calls`` says how many.
+    Workflows of which a call failed do not count, nor do their calls and tools; ``failed_calls`` says how many did.
     """
-    calls = [call for each in rounds for call in each.calls if not call.error]
+    failed = {(each.index, flow.workflow) for each in rounds for flow in each.workflows if flow.failed_calls}
+    calls = [call for each in rounds for call in each.calls if (each.index, call.workflow) not in failed]
+    tools = [tool for each in rounds for tool in each.tools if (each.index, tool.workflow) not in failed]
     workflows = [flow for each in rounds for flow in each.workflows]
     whole = [flow for flow in workflows if not flow.failed_calls]
     span_s = sum(each.span_s for each in rounds)
@@ -37,7 +41,7 @@ def measures(rounds: Sequence[Round]) -> dict[str, float]:
         **spread("ttft", [call.first_s - call.asked_s for call in calls if call.first_s is not None], **_SHARES),
         **spread("inter_token", [_inter_token_s(call) for call in calls if call.output_tokens > 1], **_SHARES),
         **spread("queue", [call.queue_s for call in calls if call.queue_s is not None], **_SHARES),
-        **_spent(rounds),
+        **_spent(calls, tools, len(whole)),
         "span_s": span_s / len(rounds),
         "workflows_per_h": 3600 * len(whole) / span_s,
         "tokens_per_h": 3600 * sum(call.prompt_tokens + call.output_tokens for call in calls) / span_s,
@@ -67,7 +71,7 @@ class Difference:
         ratio: of the means, below 1 where the arm is faster ...
         ratio_low: ... and its 95 % interval.
         mean_s: of the paired differences, below 0 where the arm is faster ...
-        low_s: ... and its 95 % interval. A single pair has none worth the name.
+        low_s: ... and its 95 % interval. A few pairs have none worth the name.
         worst_ratio: of the workflow that fared worst against the first arm.
         pairs: so many.
     """
@@ -83,8 +87,13 @@ class Difference:
 
     @property
     def distinct(self) -> bool:
-        """Whether the interval leaves out no difference at all."""
-        return self.low_s > 0 or self.high_s < 0
+        """Whether the interval leaves out no difference at all, and there are enough pairs for one."""
+        return self.tells and (self.low_s > 0 or self.high_s < 0)
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough pairs to tell a difference from chance."""
+        return self.pairs >= LEAST_PAIRS
 
 
 Values = dict[int, dict[str, float]]
@@ -170,17 +179,17 @@ def _inter_token_s(call: CallRecord) -> float:
     return (call.ended_s - (call.first_s or call.asked_s)) / (call.output_tokens - 1)
 
 
-def _spent(rounds: Sequence[Round]) -> dict[str, float]:
+def _spent(calls: Sequence[CallRecord], tools: Sequence[ToolRecord], workflows: int) -> dict[str, float]:
     """Seconds of all calls and tools of a workflow, mean; what runs in parallel counts as often as it runs."""
-    calls = [call for each in rounds for call in each.calls if call.first_s is not None and not call.error]
-    workflows = max(1, sum(len(each.workflows) for each in rounds))
+    calls = [call for call in calls if call.first_s is not None]
+    workflows = max(1, workflows)
     queued_s = sum(call.queue_s or 0.0 for call in calls)
     first_s = sum((call.first_s or 0.0) - call.asked_s for call in calls)
     return {
         "queued_s": queued_s / workflows,
         "prefilled_s": max(0.0, first_s - queued_s) / workflows,
         "decoded_s": sum(call.ended_s - (call.first_s or 0.0) for call in calls) / workflows,
-        "tools_s": sum(tool.end_s - tool.start_s for each in rounds for tool in each.tools) / workflows,
+        "tools_s": sum(tool.end_s - tool.start_s for tool in tools) / workflows,
     }
 
 

@@ -239,7 +239,8 @@ class _Run:
             self.failed += 1
         if answer is not None:
             seen.recomputed_tokens = max(0, prompt.known_tokens - sum(answer.cached.values()))
-            self._digest(call.call, answer)
+            if recorded or self._connection.free:  # what was only generated for want of an answer says nothing
+                self._digest(call.call, answer)
         # What follows a call that failed goes on as it is recorded.
         kept = answer is not None and answer.tokens and not seen.error
         whole = prompt.tokens + (answer.tokens if answer is not None and kept else recorded)

@@ -78,55 +78,53 @@ Progress = Callable[[str, int, int], None]
 """Told what is going on, calls answered so far, and calls in all."""
 
 
-def replay(
-    plan: Plan,
-    workload: Workload,
-    folder: Path,
-    progress: Progress,
-    *,
-    api_key: str | None = None,
-    fresh: bool = False,
-    machine: Mapping[str, Any] | None = None,
-) -> Generator[Round, None, None]:
-    """Play all rounds of all arms that have not been played yet, as long as the next one is asked for.
+@contextlib.contextmanager
+def claimed(
+    plan: Plan, workload: Workload, folder: Path, *, fresh: bool = False, machine: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Keep a folder to this process for the length of a ``with`` block, in which the plan may be replayed.
 
     Args:
-        plan: what to do.
+        plan: what will be done.
         workload: programs to draw from.
-        folder: rounds that are over are kept here, and not played again; logs, too.
-        progress: told of every call.
-        api_key: servers want, if they do; it is written nowhere.
-        fresh: drop the rounds that were kept, and play them again.
+        folder: made if it is not there.
+        fresh: drop the rounds that were kept, so that they are played again.
         machine: the one that this is; rounds of launched servers are kept for it alone.
 
-    Yields:
-        Rounds as they are over, those played before included.
-
     Raises:
-        ConfigError: the folder holds rounds of another plan (arms may have come or left), other traces, another
-            machine, or another kvflow or SGLang.
-        ServerUnavailableError: a server did not start, cannot do what its arm needs, or died; rounds that were over
-            by then are kept.
+        ConfigError: another replay has the folder, or it holds rounds of another plan (arms may have come or left),
+            other traces, another machine, or another kvflow or SGLang.
     """
-    marked = asdict(replace(plan, rounds=0, notes={})) | {"arms": {arm.name: asdict(arm) for arm in plan.arms}}
+    marked = asdict(replace(plan, rounds=0, notes={})) | {"arms": {arm.slug: asdict(arm) for arm in plan.arms}}
     if machine is not None and plan.engine is not None:
         marked["machine"] = {name: machine.get(name) for name in _MACHINE}
     if plan.engine is not None:
         marked["settings files"] = file_digests(_settings_files(plan.arms, plan.engine))
     with held(folder):
         claim(folder, marked, workload, fresh=fresh)
-        yield from _played(plan, workload, folder, progress, api_key)
+        yield
 
 
-def comparable(plan: Plan, rounds: Sequence[Round]) -> tuple[Plan, list[Round]]:
-    """Choose what can be compared of a replay that was broken off: arms that have a round, and rounds they all have."""
-    of_arm = {arm.name: [seen for seen in rounds if seen.arm == arm.name] for arm in plan.arms}
-    arms = tuple(arm for arm in plan.arms if of_arm[arm.name])
-    least = min((len(of_arm[arm.name]) for arm in arms), default=0)
-    return replace(plan, arms=arms, rounds=least), [seen for arm in arms for seen in of_arm[arm.name][:least]]
+def replay(
+    plan: Plan, workload: Workload, folder: Path, progress: Progress, *, api_key: str | None = None
+) -> Generator[Round, None, None]:
+    """Play all rounds of all arms that have not been played yet, as long as the next one is asked for.
 
+    Args:
+        plan: what to do.
+        workload: programs to draw from.
+        folder: :func:`claimed`; rounds that are over are kept here, and not played again; logs, too.
+        progress: told of every call.
+        api_key: servers want, if they do; it is written nowhere.
 
-def _played(plan: Plan, workload: Workload, folder: Path, progress: Progress, api_key: str | None) -> Iterator[Round]:
+    Yields:
+        Rounds as they are over, those played before included.
+
+    Raises:
+        ConfigError: a found server has pages of another size than it was said to have.
+        ServerUnavailableError: a server did not start, cannot do what its arm needs, or died; rounds that were over
+            by then are kept.
+    """
     works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
     total = len(plan.arms) * sum(calls.values())
@@ -152,6 +150,14 @@ def _played(plan: Plan, workload: Workload, folder: Path, progress: Progress, ap
             write_round(path, seen)
             before += calls[index]
             yield seen
+
+
+def comparable(plan: Plan, rounds: Sequence[Round]) -> tuple[Plan, list[Round]]:
+    """Choose what can be compared of a replay that was broken off: arms that have a round, and rounds they all have."""
+    of_arm = {arm.name: [seen for seen in rounds if seen.arm == arm.name] for arm in plan.arms}
+    arms = tuple(arm for arm in plan.arms if of_arm[arm.name])
+    least = min((len(of_arm[arm.name]) for arm in arms), default=0)
+    return replace(plan, arms=arms, rounds=least), [seen for arm in arms for seen in of_arm[arm.name][:least]]
 
 
 def _settings_files(arms: Sequence[Arm], engine: Engine) -> set[str]:

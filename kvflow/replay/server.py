@@ -15,7 +15,6 @@ from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import Direction, DirectionStatistics
 from kvflow.patches.cpu.publish import read_statistics
-from kvflow.patches.switch import ENABLE_VARIABLE
 from kvflow.replay.arms import Arm, flag_of
 from kvflow.replay.forcing import FLAG
 
@@ -119,8 +118,7 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
     link_path, storage = folder / f"{arm.slug}.link", folder / f"{arm.slug}.storage"
     link_path.unlink(missing_ok=True)
     flags = engine.flags_of(arm)
-    # whether kvflow runs is for the arm to say, not for the shell
-    env = {ENABLE_VARIABLE: "", "KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path)}
+    env = {"KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path)}
     env |= {_STORAGE_VARIABLE: str(storage)} if _stores(flags) else {}
     env |= engine.env_of(arm)
     with launch_server(

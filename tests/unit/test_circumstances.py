@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,6 +47,22 @@ def test_a_script_of_another_checkout_is_known_as_well(tmp_path: Path, monkeypat
     assert circumstances()["command"] == "python bench/bench_reuse.py --device cuda"
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "bench" / ".venv" / "bin" / "kvflow"), "demo"])
     assert circumstances()["command"] == "kvflow demo"
+
+
+def test_a_repository_that_kvflow_is_merely_installed_in_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / ".venv" / "kvflow" / "cli"
+    installed.mkdir(parents=True)
+    (installed / "circumstances.py").touch()
+    monkeypatch.setattr("kvflow.cli.circumstances.__file__", str(installed / "circumstances.py"))
+    commit = ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "theirs")
+    for words in (("init", "-q"), commit):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert circumstances()["git"] == {"commit": None, "dirty": None}
+    for words in (("add", "-f", "."), commit):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert circumstances()["git"]["commit"] is not None
 
 
 def test_gpus_are_named_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

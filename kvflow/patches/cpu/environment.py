@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kvflow
 from kvflow.patches.cpu import ENGINE_VARIABLE
+from kvflow.patches.switch import ENABLE_VARIABLE
 
 KEEP_ALIVE_S = 60
 """SGLang's own 5 s are those of most clients, who then write to a connection just as the server closes it."""
@@ -41,7 +42,8 @@ def server_environment(
 
     On the CPU engine inherited ``SGLANG_*`` and ``PYTHON*`` variables are dropped, so that a server is what its caller
     says, but for the folder by which kvflow was found: a server runs the same. ``KVFLOW_*`` stay. On other devices all
-    stay: what is installed there may be found by them. Nothing is looked up on model hubs unless ``offline`` is false,
+    stay: what is installed there may be found by them. Only ``KVFLOW_ENABLE`` never does: whether a server runs kvflow
+    is for the caller to say. Nothing is looked up on model hubs unless ``offline`` is false,
     health checks do not generate (they would leave radix nodes), and idle connections stay open.
     """
     environment = dict(os.environ)
@@ -51,6 +53,7 @@ def server_environment(
         environment = cpu_engine_environment(kept, ranks=ranks)
     environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if offline else {}
     environment |= {
+        ENABLE_VARIABLE: "",
         "TOKENIZERS_PARALLELISM": "false",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvflow.errors import ConfigError
-from kvflow.replay.arms import PRESETS, flag_of, parse_arm, parse_arms
+from kvflow.replay.arms import PRESETS, flag_of, parse_arm, parse_arms, server_url
 
 
 def test_arms_of_a_name_are_what_is_compared() -> None:
@@ -37,6 +37,10 @@ def test_programs_tell_what_they_do_only_where_somebody_listens() -> None:
 def test_a_server_that_runs_has_a_url() -> None:
     arm = parse_arm("theirs=http://localhost:30000/ hints")
     assert (arm.url, arm.hints, arm.kvflow) == ("http://localhost:30000", True, True)
+
+
+def test_the_root_of_its_openai_api_is_its_address_too() -> None:
+    assert [server_url(f"http://h:1{path}") for path in ("", "/", "/v1", "/v1/")] == ["http://h:1"] * 4
 
 
 def test_a_server_that_runs_can_only_be_used_in_different_ways() -> None:

@@ -19,6 +19,7 @@ from kvflow.cli import app
 from kvflow.errors import ServerUnavailableError
 from kvflow.replay import run as running
 from kvflow.replay.arms import parse_arms
+from kvflow.replay.folder import held
 from kvflow.replay.record import CallRecord, Round, WorkflowRecord
 from kvflow.replay.run import Plan, comparable
 from kvflow.replay.work import Load
@@ -77,6 +78,38 @@ def test_the_command_writes_what_was_over(
         assert document["broken_off"]
         assert [arm["name"] for arm in document["loads"][0]["arms"]] == ["lru", "kvflow"]
         assert "Caution. The replay was broken off" in result.output
+
+
+def test_a_fresh_replay_has_dropped_the_rounds_of_all_loads_when_it_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(*_: Any, **__: Any) -> Iterator[Round]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(running, "replay", broken_off)
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, *synthetic_trace("chain", SynthOptions(workflows=4, turns=1)))
+    of_later = tmp_path / "f" / "3-at-once" / "round-0-lru.json"
+    of_later.parent.mkdir(parents=True)
+    words = ["replay", trace, "--concurrency", "2", "--concurrency", "3", "--arm", "lru", "--folder", tmp_path / "f"]
+    for more, kept in ([], True), (["--fresh"], False):
+        of_later.write_text("{}")
+        result = CliRunner().invoke(app, [*map(str, words), *more])
+        assert result.exit_code == 130, result.output
+        assert of_later.exists() == kept
+
+
+def test_what_refuses_a_later_load_is_told_before_the_first_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "replay", lambda *_, **__: pytest.fail("it has been played"))
+    trace = tmp_path / "trace.jsonl"
+    write_trace(trace, *synthetic_trace("chain", SynthOptions(workflows=4, turns=1)))
+    words = ["replay", trace, "--concurrency", "2", "--concurrency", "3", "--arm", "lru", "--folder", tmp_path / "f"]
+    with held(tmp_path / "f" / "3-at-once"):
+        result = CliRunner().invoke(app, list(map(str, words)))
+    assert (result.exit_code, "in use by another replay" in result.output) == (1, True), result.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

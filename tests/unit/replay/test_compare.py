@@ -39,6 +39,17 @@ def test_results_are_compared_workflow_by_workflow() -> None:
         assert fine.problem == ""
 
 
+def test_one_workflow_that_took_longer_is_not_worse() -> None:
+    before, after = result(1.0), result(1.2)
+    for document in (before, after):
+        workflows = document["loads"][0]["arms"][0]["workflows"]
+        del workflows[1:]
+        workflows[0]["completion_s"] = {"0.0": workflows[0]["completion_s"]["0.0"]}
+    (found,) = changes(before, after, 0.02)
+    assert (found.problem, found.paired["completion_s"].pairs) == ("", 1)
+    assert found.paired["completion_s"].ratio_low > 1.1
+
+
 def test_a_larger_share_of_failed_calls_is_worse() -> None:
     (failed,) = changes(result(1.0), result(0.8, failed=3), 0.02)
     assert (failed.problem, failed.after) == ("more of its calls failed", Count(failed=3, calls=36))

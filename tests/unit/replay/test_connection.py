@@ -78,6 +78,23 @@ def test_answers_may_hold_what_others_take_for_the_end_of_a_line() -> None:
     asyncio.run(play())
 
 
+def test_answers_may_come_in_parts() -> None:
+    """As with SGLang's --incremental-streaming-output: each piece brings what is new, and the number of all so far."""
+
+    async def reply(writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        for text, ids, whole in (("a", [7], 1), ("b", [7, 8], 3), ("c", [9], 4)):
+            meta = META | {"completion_tokens": whole}
+            writer.write(f"data: {json.dumps({'text': text, 'output_ids': ids, 'meta_info': meta})}\n\n".encode())
+
+    async def play() -> None:
+        async with client(reply) as made:
+            _, seen, answer = await ask(made)
+        assert (seen.error, seen.output_tokens, answer and list(answer.tokens)) == ("", 4, [7, 7, 8, 9])
+
+    asyncio.run(play())
+
+
 def test_a_call_that_the_server_gives_up_has_failed_and_computed_nothing() -> None:
     meta = {"id": "x", "finish_reason": {"type": "abort", "message": "the queue is full"}}
     computed: list[None] = []

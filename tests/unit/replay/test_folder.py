@@ -12,7 +12,7 @@ from kvflow.replay import folder as kept
 from kvflow.replay.arms import Arm, parse_arm
 from kvflow.replay.folder import claim, held, read_round, round_path, traces_digest, write_round
 from kvflow.replay.record import Round
-from kvflow.replay.run import Plan, replay
+from kvflow.replay.run import Plan, claimed
 from kvflow.replay.server import Engine
 from kvflow.replay.work import Load
 from kvflow.sim.workload import Workload
@@ -52,7 +52,8 @@ def test_arms_come_and_go_but_do_not_change(tmp_path: Path) -> None:
     def play(*words: str) -> None:
         arms = tuple(map(parse_arm, words))
         plan = Plan(arms=arms, engine=Engine(model="m"), load=Load(), rounds=0)
-        list(replay(plan, workload(), tmp_path, lambda *_: None))
+        with claimed(plan, workload(), tmp_path):
+            pass
         for arm in arms:
             write_round(round_path(tmp_path, 0, arm), Round(arm=arm.name, index=0, seed=0))
 
@@ -62,6 +63,25 @@ def test_arms_come_and_go_but_do_not_change(tmp_path: Path) -> None:
     for changed in ("mine=@kvflow --a 2", "lru=@kvflow"):
         with pytest.raises(ConfigError, match="what differs: arms"):
             play(changed)
+
+
+def test_arms_whose_rounds_would_be_in_the_same_file_are_the_same_arm(tmp_path: Path) -> None:
+    def plan(words: str) -> Plan:
+        return Plan(arms=(parse_arm(words),), engine=Engine(model="m"), load=Load(), rounds=0)
+
+    with claimed(plan("my arm=@lru"), workload(), tmp_path):
+        write_round(round_path(tmp_path, 0, Arm(name="my arm")), Round(arm="my arm", index=0, seed=0))
+    with pytest.raises(ConfigError, match="what differs: arms"), claimed(plan("my-arm=@lpm"), workload(), tmp_path):
+        pass
+
+
+def test_variables_of_sglang_count_where_servers_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("cpu", "cuda"):
+        with_a_round(tmp_path / device, {"engine": {"device": device}}, workload())
+    monkeypatch.setenv("SGLANG_A", "1")
+    claim(tmp_path / "cpu", {"engine": {"device": "cpu"}}, workload())
+    with pytest.raises(ConfigError, match="what differs: environment"):
+        claim(tmp_path / "cuda", {"engine": {"device": "cuda"}}, workload())
 
 
 def test_what_servers_are_told_by_the_environment_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +116,8 @@ def test_rounds_of_launched_servers_are_of_one_machine(tmp_path: Path) -> None:
     found = Plan(arms=(Arm(name="a", url="http://here"),), engine=None, load=Load(), rounds=0)
 
     def play(plan: Plan, folder: str, **changed: Any) -> None:
-        list(replay(plan, workload(), tmp_path / folder, lambda *_: None, machine=machine | changed))
+        with claimed(plan, workload(), tmp_path / folder, machine=machine | changed):
+            pass
         write_round(round_path(tmp_path / folder, 0, plan.arms[0]), Round(arm="a", index=0, seed=0))
 
     play(launched, "launched")
@@ -117,7 +138,8 @@ def test_what_is_in_the_files_of_settings_counts(named: str, tmp_path: Path, mon
     plan = Plan(arms=(parse_arm(f"a=@kvflow {words}"),), engine=Engine(model="m"), load=Load(), rounds=0)
 
     def play() -> None:
-        list(replay(plan, workload(), tmp_path / "f", lambda *_: None))
+        with claimed(plan, workload(), tmp_path / "f"):
+            pass
 
     play()
     write_round(round_path(tmp_path / "f", 0, plan.arms[0]), Round(arm="a", index=0, seed=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,28 @@ def test_workflows_of_which_a_call_failed_do_not_count() -> None:
     assert found["failed_calls"] == 1
     assert found["completion_mean_s"] == pytest.approx(15.0)
     assert "0.11" not in values([seen], "completion_s")[0]
+
+
+def test_neither_do_their_other_calls_and_their_tools() -> None:
+    seen = played("a", 0)
+    slow, cheap = seen.calls[11], seen.calls[10]
+    seen.workflows[11].failed_calls = 1
+    seen.calls.append(replace(slow, call="d", error="status 500"))
+    slow.first_s, slow.ended_s, slow.recomputed_tokens = 50.0, 100.0, 1000
+    seen.tools[11].end_s = 100.0
+    found = measures([seen])
+    assert found["latency_p99_s"] <= cheap.ended_s - cheap.asked_s
+    assert (found["recomputed_tokens"], found["tools_s"]) == (110, pytest.approx(1.0))
+    assert found["decoded_s"] == pytest.approx(6.0)
+    assert found["calls"] == 13, "all that were made"
+
+
+@pytest.mark.parametrize(("flows", "told"), [(5, False), (6, True)])
+def test_a_few_pairs_tell_nothing(flows: int, told: bool) -> None:
+    base, slower = (played("a", 0, factor, flows=flows) for factor in (1.0, 2.0))
+    found = difference(values([base], "completion_s"), values([slower], "completion_s"))
+    assert found is not None
+    assert (found.low_s > 0, found.distinct) == (True, told)
 
 
 def test_an_arm_that_is_faster_is_told_from_chance() -> None:

@@ -6,6 +6,8 @@ import asyncio
 from array import array
 from typing import Any, ClassVar
 
+import pytest
+
 from kvflow.hints import decode_envelope, envelope
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Answer, Connection
@@ -34,6 +36,7 @@ class Slow(Connection):
     """A server that takes its time for every call."""
 
     said: ClassVar[list[dict[str, Any]]] = []
+    invented: ClassVar[array[int]] = array("q")
 
     def say(self, workflow_id: str, action: dict[str, Any]) -> None:
         self.said.append(action)
@@ -42,7 +45,7 @@ class Slow(Connection):
         self.said.extend(hints)
         await asyncio.sleep(ANSWER_S)
         seen.ended_s = self.now_s()
-        return Answer(tokens=answer, cached={})
+        return Answer(tokens=answer or self.invented, cached={})
 
 
 def call(name: str, thread: str = MAIN_THREAD) -> LLMCall:
@@ -60,12 +63,12 @@ def played(main: list[ThreadEvent], **others: list[ThreadEvent]) -> Round:
     return played_program(Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: main, **others}))
 
 
-def played_program(program: Program, workflow_id: str = "w") -> Round:
+def played_program(program: Program, workflow_id: str = "w", *, free: bool = True) -> Round:
     Slow.said.clear()
     seen = Round(arm="a", index=0, seed=0)
 
     async def play() -> None:
-        connection = Slow(None, Arm(name="a"), free=True, began_s=asyncio.get_running_loop().time())  # type: ignore[arg-type]
+        connection = Slow(None, Arm(name="a"), free=free, began_s=asyncio.get_running_loop().time())  # type: ignore[arg-type]
         await Player(connection, seen, Contents(), Pace(), 16).play(program, workflow_id, 0.0)
 
     asyncio.run(play())
@@ -105,6 +108,20 @@ def test_a_thread_is_joined_that_another_one_spawns_later() -> None:
     spawns = [call("c2", "a"), Spawn(workflow="w", thread="a", child="b")]
     main = [Spawn(workflow="w", child="a"), Join(workflow="w", child="b"), call("c1")]
     assert asked_s(played(main, a=spawns, b=[call("c3", "b")]), "c1") >= 2 * ANSWER_S
+
+
+def test_what_no_trace_says_does_not_tell_answers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call without a recorded answer is made for its prompt; on a GPU rounding decides what comes of it."""
+
+    def answers(*, free: bool, invented: int) -> str:
+        monkeypatch.setattr(Slow, "invented", array("q", [invented]))
+        calls = [call("1"), call("2").model_copy(update={"output_tokens": 0})]
+        return played_program(
+            Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: calls}), free=free
+        ).answers
+
+    assert answers(free=False, invented=1) == answers(free=False, invented=2) != ""
+    assert answers(free=True, invented=1) != answers(free=True, invented=2)
 
 
 def test_names_longer_than_hints_may_have_are_cut() -> None:

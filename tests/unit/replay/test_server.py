@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from kvflow.errors import ServerUnavailableError
+from kvflow.patches.cpu.environment import server_environment
 from kvflow.replay import server
 from kvflow.replay.arms import Arm, parse_arm
 from kvflow.replay.engines import Sizes, cpu_engine
@@ -131,7 +132,7 @@ def test_only_an_arm_itself_switches_kvflow_on(
 ) -> None:
     monkeypatch.setenv("KVFLOW_ENABLE", "1")
     with serving(parse_arm(text), Engine(model="m"), tmp_path):
-        assert launched["env"]["KVFLOW_ENABLE"] == told
+        assert (server_environment() | launched["env"])["KVFLOW_ENABLE"] == told
 
 
 def test_a_baseline_that_runs_kvflow_is_refused() -> None:
