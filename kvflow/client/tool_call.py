@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -21,9 +22,10 @@ class ToolCall(Scope[None]):
         expected_s: how long the call takes, if that is known.
         verb: tells what the tool is told to do.
         agent: who waits for it; None for the one whose step it is.
+        step_id: of the step that waits; None for the one that runs, if that is the agent's.
     """
 
-    __slots__ = ("_agent", "_expected_s", "_id", "_name", "_step", "_verb")
+    __slots__ = ("_agent", "_began_s", "_expected_s", "_id", "_name", "_step", "_step_id", "_verb")
 
     def __init__(
         self,
@@ -31,21 +33,24 @@ class ToolCall(Scope[None]):
         expected_s: float | None = None,
         verb: Callable[[], str | None] = lambda: None,
         agent: str | None = None,
+        step_id: str | None = None,
     ) -> None:
         super().__init__()
         self._agent = agent
         self._name = name
         self._expected_s = expected_s
         self._verb = verb
+        self._step_id = step_id
         self._id = uuid4().hex
 
     def _begin(self) -> None:
         self._step = active_step()
+        self._began_s = time.monotonic()
         if self._step is not None:
             self._tell("start", expected_s=self._expected_s, verb=self._verb())
 
     def _end(self) -> None:
-        self._tell("end")
+        self._tell("end", took_s=round(time.monotonic() - self._began_s, 3))
 
     def _tell(self, event: str, **fields: Any) -> None:
         if self._step is None or self._step.workflow.ended:
@@ -59,6 +64,6 @@ class ToolCall(Scope[None]):
             tool=self._name,
             event=event,
             call_id=self._id,
-            step_id=context.step_id if self._agent in (None, context.agent) else None,
+            step_id=self._step_id or (context.step_id if self._agent in (None, context.agent) else None),
             **fields,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -55,10 +55,13 @@ class Forecaster:
         eta = self.survival.eta(workflow.workflow_type)
         return continuum_ttl(durations, queue_s=self.queue_s, eta=eta, reload_s=self.reload_s)
 
-    def tools_ended(self, workflow: Workflow, waits: Iterable[ToolWait], now_s: float) -> None:
-        """Learn how long tool calls took."""
+    def tools_ended(
+        self, workflow: Workflow, waits: Iterable[ToolWait], now_s: float, took_s: float | None = None
+    ) -> None:
+        """Learn how long tool calls took, as told, or else as it was heard of them."""
         for wait in waits:
-            self.tools.observe(wait.tool, wait.verb, max(0.0, now_s - wait.started_s), workflow=workflow.workflow_id)
+            seconds = max(0.0, now_s - wait.started_s) if took_s is None else took_s
+            self.tools.observe(wait.tool, wait.verb, seconds, workflow=workflow.workflow_id)
 
     def asked(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> None:
         """Learn how long a context was left alone."""
@@ -138,14 +141,13 @@ class Forecaster:
         # Its step goes on, or waits for a tool all the same: the tool, or the client, has the word.
         if (waits or not steps) and context is not None and context.turns:
             again = self._again(workflow, agent, context)
-            probability, left_s = self._after(workflow, agent, context, waits, again, now_s)
-            expected = [wait.started_s + wait.expected_s for wait in waits if wait.expected_s is not None]
+            # of steps side by side, whichever goes on first uses the context
+            sides = _side_by_side(waits, context)
+            uses = [self._goes_on(workflow, agent, context, own, again, now_s) for own in sides]
+            probability = max(probability for probability, _ in uses)
             if workflow.children:  # it waits for a sub-workflow, and silence says nothing
                 probability = max(probability, again)
-            due_s = now_s + left_s
-            if expected and len(expected) == len(waits) and max(expected) > now_s:
-                probability, due_s = again, max(expected)
-            return probability, round(due_s, 2)
+            return probability, round(min(due_s for _, due_s in uses), 2)
         if _is_declared(workflow, agent):
             later *= alive()
         elif context is not None and context.turns:
@@ -156,19 +158,40 @@ class Forecaster:
             later = 1.0 if steps is not None else 0.0
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             return later, round(now_s + (steps or 0.0) * self._turn_s(workflow, agent), 1)
-        left_s = self._step_left_s(workflow, agent, now_s)
+        left_s = max(self._step_left_s(workflow, agent, step, now_s) for step in workflow.steps_before(agent))
         return later, round(now_s + mean_ahead_s(ahead.steps, left_s, lengths.before_s(agent)), 1)
+
+    def _goes_on(
+        self,
+        workflow: Workflow,
+        agent: str,
+        context: Context,
+        waits: Sequence[ToolWait],
+        again: float,
+        now_s: float,
+    ) -> tuple[float, float]:
+        """Probability and time of a step's next request, which comes when the last of its tools has answered.
+
+        The client knows better how long a tool takes, if it says so, and until then silence says nothing.
+        """
+        told = [wait for wait in waits if wait.told_s > now_s]
+        others = [wait for wait in waits if wait.told_s <= now_s]
+        told_s = max((wait.told_s for wait in told), default=now_s)
+        if told and not others:
+            return again, told_s
+        probability, left_s = self._after(workflow, agent, context, others, again, now_s)
+        return again if told else probability, max(told_s, now_s + left_s)
 
     def _after(
         self,
         workflow: Workflow,
         agent: str,
         context: Context,
-        waits: list[ToolWait],
+        waits: Sequence[ToolWait],
         again: float,
         now_s: float,
     ) -> tuple[float, float]:
-        """Probability and mean time of the next use after all tools under way.
+        """Probability and mean time of the next use after all of some tools.
 
         While none is, one may begin that nobody has told of yet: then by how such contexts have returned so far.
         """
@@ -212,19 +235,25 @@ class Forecaster:
     def _durations(self, workflow: Workflow, wait: ToolWait) -> Durations:
         return self.tools.of(wait.tool, wait.verb, workflow=workflow.workflow_id)
 
-    def _step_left_s(self, workflow: Workflow, agent: str, now_s: float) -> float:
-        """What is left of the step under way; once it should be over, as long as such steps vary (if exponential)."""
-        if workflow.latest is None:
+    def _step_left_s(self, workflow: Workflow, agent: str, step: tuple[str, str] | None, now_s: float) -> float:
+        """What is left of a step before an agent's; once it should be over, as long as such steps vary (exponential).
+
+        Args:
+            workflow: whose steps they are.
+            agent: who comes after it.
+            step: which, by agent and step id; None if none is known.
+            now_s: the time.
+        """
+        if step is None:
             return self._step_s(workflow, agent)
-        latest = workflow.latest[0]
-        if workflow.latest not in workflow.started_s:  # it has ended, and the next one is to begin
+        if step not in workflow.started_s:  # it has ended, and the next one is to begin
             ended_s = now_s if workflow.ended_s is None else workflow.ended_s
             silent_s = max(0.0, now_s - ended_s)
-            left_s = self.between.step_s(workflow.workflow_id, workflow.workflow_type, latest) - silent_s
+            left_s = self.between.step_s(workflow.workflow_id, workflow.workflow_type, step[0]) - silent_s
             return left_s if left_s > 0 else silent_s  # what is late may take as long again
-        step_s = self._step_s(workflow, latest)
-        passed_s = max(0.0, now_s - workflow.started_s[workflow.latest])
-        return min(step_s, max(step_s - passed_s, self.pace.spread_s(workflow.workflow_type, latest)))
+        step_s = self._step_s(workflow, step[0])
+        passed_s = max(0.0, now_s - workflow.started_s[step])
+        return min(step_s, max(step_s - passed_s, self.pace.spread_s(workflow.workflow_type, step[0])))
 
     def _alive(self, workflow: Workflow, now_s: float) -> float:
         """Probability that a run goes on which says nothing: its client may have died, and its graph does not know."""
@@ -266,6 +295,15 @@ class _StepLengths:
         own, own_s = self._weighted.get(agent, (0.0, 0.0))
         others = self._total - own
         return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._turn_s(agent)
+
+
+def _side_by_side(waits: Sequence[ToolWait], context: Context) -> list[list[ToolWait]]:
+    """What each step of an agent waits for; one that asks while others wait, if it has since they do, for nothing."""
+    steps: dict[str | None, list[ToolWait]] = {}
+    for wait in waits:
+        steps.setdefault(wait.step_id, []).append(wait)
+    asks = all(wait.started_s < (context.answered_s or 0.0) for wait in waits)
+    return [*steps.values(), []] if asks else [*steps.values()]
 
 
 def _is_declared(workflow: Workflow, agent: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,6 +66,7 @@ class ControlPlane:
         self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
         self._untold: list[WorkflowUpdate] = []
         self._answered: dict[str, Workflow] = {}
+        self._let_go: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
 
     def __len__(self) -> int:
@@ -220,7 +221,10 @@ class ControlPlane:
 
     def _ask(self, workflow: Workflow, agent: str) -> Context:
         now_s = self._clock()
-        context = workflow.contexts.setdefault(agent, Context())
+        context = workflow.contexts.get(agent)
+        if context is None:
+            answered_s = self._let_go.pop((workflow.workflow_id, agent), None)
+            context = workflow.contexts[agent] = Context(answered_s=answered_s)
         self.forecaster.asked(workflow, agent, context, now_s)
         context.arrivals_s.append(now_s)
         context.turns += 1
@@ -256,7 +260,7 @@ class ControlPlane:
         self._workflows.touch(workflow, self._clock())
         key = (fact.agent, fact.call_id or fact.tool)
         if fact.event == "end":
-            return self._tool_end(workflow, key, intake)
+            return self._tool_end(workflow, key, fact.took_s, intake)
         pin = self._settings.pin
         if len(workflow.waits) >= pin.max_calls and key not in workflow.waits:
             return Status.REJECTED, f"workflow already waits for {len(workflow.waits)} calls (pin.max_calls)"
@@ -280,12 +284,14 @@ class ControlPlane:
             return Status.CLIPPED, f"pinned for {ttl_s:g} s (pin.max_ttl_s), {wanted_s:g} s were expected"
         return Status.ACCEPTED, ""
 
-    def _tool_end(self, workflow: Workflow, key: tuple[str, str], intake: Intake) -> tuple[Status, str]:
+    def _tool_end(
+        self, workflow: Workflow, key: tuple[str, str], took_s: float | None, intake: Intake
+    ) -> tuple[Status, str]:
         wait = workflow.waits.pop(key, None)
         workflow.pins.pop(key, None)
         if wait is None:
             return Status.MISSING, "no such tool call is under way (any more)"
-        self.forecaster.tools_ended(workflow, [wait], self._clock())
+        self.forecaster.tools_ended(workflow, [wait], self._clock(), took_s)
         self._change(workflow, intake)
         return Status.ACCEPTED, ""
 
@@ -339,10 +345,20 @@ class ControlPlane:
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
         )
         self.threads.ended(workflow.workflow_id)
+        if not ended:
+            self._remember(workflow)
         self.forecaster.workflow_ended(workflow, ended=ended)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             (learner.finish if ended else learner.forget)(workflow.workflow_id)
+
+    def _remember(self, workflow: Workflow) -> None:
+        """Keep when the contexts of a workflow that may come back were answered: else long pauses are never learned."""
+        for agent, context in workflow.contexts.items():
+            if context.answered_s is not None and not context.arrivals_s:
+                self._let_go[workflow.workflow_id, agent] = context.answered_s
+        while len(self._let_go) > self._settings.intake.max_workflows:
+            self._let_go.popitem(last=False)
 
     def _tell(self) -> list[WorkflowUpdate]:
         """What has changed since it was told last, in order; what an exception was in the way of is told late."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 
+from xxhash import xxh3_64_intdigest
+
 from kvflow.control.quotes import Quotes
 from kvflow.control.thread import HEAD, TEMPLATE, End, Mark, Thread
 from kvflow.engine import digests
@@ -85,14 +87,15 @@ class Threads:
         if not chain:
             return None
         named = {(namespace, kind, mark) for mark in marks[-_MAX_MARKS:]}
-        template = self._template((namespace, kind or f"{chain[0]:016x}"), tuple(prompt[-TEMPLATE:]))
+        whose = f"{_named(namespace, kind) if kind else chain[0]:016x}"
+        template = self._template((namespace, whose), tuple(prompt[-TEMPLATE:]))
         thread = self._continued(prompt, chain, named, template)
         if thread is not None:
             self._grows(thread.kind)
             new = self._marks(prompt[min(len(prompt), thread.ends[-1].length) :], gram)
         else:
             new = self._marks(prompt, gram)
-            thread = self._next(f"{chain[0]:016x}", new, namespace, gram)
+            thread = self._next(whose, new, namespace, gram)
             thread.brought = named
         thread.read.extend(new)
         del thread.read[:-_MAX_READ]
@@ -234,3 +237,8 @@ class Threads:
         threads.discard(thread)
         if not threads:
             del self._by_mark[mark]
+
+
+def _named(namespace: str, kind: str) -> int:
+    """What stands for an agent that has a name."""
+    return xxh3_64_intdigest(f"{namespace}\0{kind}".encode("utf-8", "surrogatepass"))

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvflow.graph import END, START, AgentStepGraph, Cursor
+from kvflow.graph import END, START, AgentStepGraph, Cursor, Join
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _MOST_STEPS = 1024
@@ -29,6 +29,11 @@ class ToolWait:
     started_s: float
     expected_s: float | None = None
     step_id: str | None = None
+
+    @property
+    def told_s(self) -> float:
+        """Clock reading until when it takes, as the client says; when it started if the client says nothing."""
+        return self.started_s + (self.expected_s or 0.0)
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ class Workflow:
 
     def waits_as_told(self, now_s: float) -> bool:
         """Whether a tool is under way that takes, as its client has said, until later than now."""
-        return any(wait.started_s + (wait.expected_s or 0.0) > now_s for wait in self.waits.values())
+        return any(wait.told_s > now_s for wait in self.waits.values())
 
     def has_own_graph(self, graph: AgentStepGraph) -> bool:
         """Whether it follows a declared graph with agents that this one has not: its type has another since."""
@@ -147,6 +152,14 @@ class Workflow:
             self.cursor.end(agent, step_id)
         self._unpin(agent, step_id)
         return step_id
+
+    def steps_before(self, agent: str) -> list[tuple[str, str] | None]:
+        """Steps under way that an agent's waits for: all that it joins, or the latest one, which may be over."""
+        graph = self.cursor.graph if self.cursor is not None else None
+        joined: list[tuple[str, str] | None] = []
+        if graph is not None and agent in graph and graph.join(agent) is Join.ALL:
+            joined += [step for step in self.started_s if step[0] in graph.predecessors(agent)]
+        return joined or [self.latest]
 
     def expire_pins(self, now_s: float) -> bool:
         """Drop pins whose deadline has passed; tells whether there were any."""

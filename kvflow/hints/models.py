@@ -107,6 +107,9 @@ class ToolFact(Strict):
     step_id: Identifier | None = None
     """The step that waits; without it, the agent has no parallel ones, and waits for nothing once it goes on."""
     expected_s: Annotated[float, Field(gt=0, le=86_400, strict=False)] | None = None
+    """How long the call takes, if the client knows (start)."""
+    took_s: Annotated[float, Field(ge=0, le=86_400 * 365, strict=False)] | None = None
+    """How long it took (end); without it, as long as it was between the arrivals of both facts."""
 
 
 class FeedbackFact(Strict):

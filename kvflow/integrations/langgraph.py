@@ -12,16 +12,18 @@ which run asks. The app stays as it is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from kvflow.client import step, workflow
-from kvflow.client.context import active_step, current_step
-from kvflow.client.scopes import Scope, Step, Workflow
+from kvflow.client.context import StepContext, active_step, current_step
+from kvflow.client.degraded import degraded
+from kvflow.client.scopes import Scope, Step, Workflow, WorkflowOptions, known_as
 from kvflow.client.tool_call import ToolCall
-from kvflow.errors import MissingExtraError
-from kvflow.graph import END, START, AgentStepGraph
+from kvflow.errors import GraphError, MissingExtraError
+from kvflow.graph import END, START, AgentStepGraph, Join
+from kvflow.hints.fields import MAX_IDENTIFIER
 
 try:
     from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]
@@ -56,17 +58,18 @@ class _Run:
 
 @dataclass(slots=True)
 class _Asked:
-    """The agents of a run that have asked an LLM, and the one that has asked last."""
+    """The agents of a run that have asked an LLM, and the step that has asked last."""
 
     agents: set[str] = field(default_factory=set)
-    last: str | None = None
+    last: StepContext | None = None
 
 
 def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
     """Read the agent step graph of a compiled LangGraph app.
 
     Edges that always hold become edges that are always taken, in parallel if there are several; conditional ones become
-    alternatives, equally likely: LangGraph says no more, and servers learn nothing about a declared graph.
+    alternatives, equally likely: LangGraph says no more, and servers learn nothing about a declared graph. A node with
+    one edge from several (``add_edge(["a", "b"], "c")``) waits for all of them.
 
     Args:
         app: what ``StateGraph.compile`` returns.
@@ -86,6 +89,9 @@ def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
         for edge in leaving:
             source_name, target_name = (str(_ENDS.get(node, node)) for node in (source, edge.target))
             made.edge(source_name, target_name, probability=1 / len(chosen) if edge.conditional else None)
+    for starts, end in getattr(getattr(app, "builder", None), "waiting_edges", ()):
+        if end in made and set(made.predecessors(end)) == set(starts):
+            made.agent(end, join=Join.ALL)
     made.validate()
     return made
 
@@ -95,20 +101,30 @@ class Hints(BaseCallbackHandler):
 
     Args:
         workflow_type: what runs of the app are called.
-        app: the compiled app, whose graph is declared; None to let the server learn it.
+        app: the compiled app, whose graph is declared; None to let the server learn it, as it does where the app has a
+            graph that it cannot be told (see :func:`graph_of`).
         tenant: who its runs are for.
+        by_thread: runs with the same ``thread_id`` are one workflow, which goes on from run to run, as a conversation
+            with a checkpointer does; servers let it go when it has been idle for long. Else every run is its own.
 
     Raises:
-        GraphError: see :func:`graph_of`.
         ValueError: the workflow type is empty, or longer than 128 characters.
     """
 
     run_inline = True
     """Context variables set by it reach what the node runs only from the node's own task."""
 
-    def __init__(self, workflow_type: str, app: Any | None = None, *, tenant: str | None = None) -> None:
-        graph = graph_of(app, workflow_type) if app is not None else None
+    def __init__(
+        self, workflow_type: str, app: Any | None = None, *, tenant: str | None = None, by_thread: bool = False
+    ) -> None:
+        graph = None
+        if app is not None:
+            try:
+                graph = graph_of(app, workflow_type)
+            except GraphError:
+                degraded("a LangGraph app's graph cannot be declared, servers learn it instead: %s", workflow_type)
         self._options = workflow(workflow_type, graph=graph, tenant=tenant).options
+        self._by_thread = by_thread
         self._open: OrderedDict[UUID, _Run] = OrderedDict()
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
 
@@ -135,7 +151,7 @@ class Hints(BaseCallbackHandler):
         main, outer = self._main_of(parent_run_id), self._node_of(parent_run_id)
         if parent_run_id is None or (node is None and main is None and active_step() is None):
             before = current_step.get()
-            started = Workflow(self._options)
+            started = Workflow(self._options_of((metadata or {}).get("thread_id")))
             started.__enter__()
             self._keep(run_id, _Run(main=current_step.get(), scope=started, before=before))
             current_step.set(before)
@@ -164,7 +180,9 @@ class Hints(BaseCallbackHandler):
     def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **more: Any) -> None:
         """A tool is called."""
         name = more.get("name") or (serialized or {}).get("name") or "tool"
-        self._enter(run_id, ToolCall(name, agent=self._who_waits()), self._main_of(more.get("parent_run_id")))
+        asked = self._who_waits()
+        call = ToolCall(name) if asked is None else ToolCall(name, agent=asked.agent, step_id=asked.step_id)
+        self._enter(run_id, call, self._main_of(more.get("parent_run_id")))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **more: Any) -> None:
         """A tool has answered."""
@@ -173,6 +191,13 @@ class Hints(BaseCallbackHandler):
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **more: Any) -> None:
         """A tool has failed."""
         self._leave(run_id)
+
+    def _options_of(self, thread_id: object) -> WorkflowOptions:
+        """What the workflow of a run is started with."""
+        if not self._by_thread or thread_id is None:
+            return self._options
+        name = known_as("workflow id", f"{self._options.type}/{thread_id}", MAX_IDENTIFIER)
+        return replace(self._options, id=name, end=False)
 
     def _main_of(self, run_id: UUID | None) -> Step | None:
         """The step of what runs outside every node of the app that a run is part of."""
@@ -216,14 +241,14 @@ class Hints(BaseCallbackHandler):
         if step is None:
             return
         asked = self._asked.setdefault(step.workflow.id, _Asked())
-        asked.last = step.context.agent
+        asked.last = step.context
         if len(asked.agents) < _MOST_ASKED:
             asked.agents.add(step.context.agent)
         if len(self._asked) > _MOST_ASKED:
             self._asked.popitem(last=False)
 
-    def _who_waits(self) -> str | None:
-        """The agent that waits for a tool; None for the one whose step it is.
+    def _who_waits(self) -> StepContext | None:
+        """The step that waits for a tool; None for the one that runs it.
 
         A node that only runs tools, such as a ``ToolNode``, asks no LLM: it runs them for the node that asked last.
         """

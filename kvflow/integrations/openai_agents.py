@@ -13,6 +13,7 @@ request.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
@@ -32,6 +33,11 @@ try:
     )
 except ImportError:
     raise MissingExtraError("openai-agents", "the adapter for the OpenAI Agents SDK") from None
+
+
+_MOST_ASKERS = 4096
+_askers: OrderedDict[str | None, str] = OrderedDict()
+"""Steps that have asked for a call of a tool, by the call's id, the latest last."""
 
 
 def instrument(agent: Agent[Any], *, client: Any = None, model: str = "default") -> Agent[Any]:
@@ -69,10 +75,16 @@ class _Stepped(wrapt.ObjectProxy):  # type: ignore[misc,type-arg]
     """
 
     def __init__(self, model: Any, whose: tuple[str, int | None]) -> None:
+        async def respond(*args: Any, **kwargs: Any) -> Any:
+            response = await model.get_response(*args, **kwargs)
+            _asked_for(response)
+            return response
+
         async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # whatever kind of function the model's is
             items = model.stream_response(*args, **kwargs)
             try:
                 async for item in items:
+                    _asked_for(getattr(item, "response", None))
                     yield item
             finally:
                 if isinstance(items, AsyncGenerator):
@@ -82,7 +94,7 @@ class _Stepped(wrapt.ObjectProxy):  # type: ignore[misc,type-arg]
         self._self_whose = whose
         name, fixed_prompt_messages = whose
         stepped = kv.agent(name, fixed_prompt_messages=fixed_prompt_messages)
-        self._self_respond: Callable[..., Any] = stepped(model.get_response)
+        self._self_respond: Callable[..., Any] = stepped(respond)
         self._self_stream: Callable[..., AsyncIterator[Any]] = stepped(stream)
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
@@ -96,6 +108,19 @@ class _Stepped(wrapt.ObjectProxy):  # type: ignore[misc,type-arg]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Stepped:
         return _Stepped(copy.deepcopy(self.__wrapped__, memo), self._self_whose)
+
+
+def _asked_for(response: Any) -> None:
+    """Note the calls of tools that an answer asks for: the agent may run more than once at a time."""
+    step = kv.current()
+    if step is None:
+        return
+    for item in getattr(response, "output", None) or ():
+        call_id = getattr(item, "call_id", None)
+        if isinstance(call_id, str):
+            _askers[call_id] = step.step_id
+            if len(_askers) > _MOST_ASKERS:
+                _askers.popitem(last=False)
 
 
 def _stepped(agent: Agent[Any], client: Any, name: str) -> Any:
@@ -119,6 +144,11 @@ def _told(tool: Any, agent: str) -> Any:
     wrapped, invoke = getattr(told, "_kvflow", (None, None))
     if invoke is None or told.on_invoke_tool is not wrapped:  # the SDK's copies drop what wraps their own functions
         invoke = told.on_invoke_tool
-    told.on_invoke_tool = wrap(invoke, lambda *args, **kwargs: ToolCall(told.name, agent=agent))
+
+    def called(context: Any = None, *args: Any, **kwargs: Any) -> ToolCall:
+        step_id = _askers.get(getattr(context, "tool_call_id", None))
+        return ToolCall(told.name, agent=agent, step_id=step_id)
+
+    told.on_invoke_tool = wrap(invoke, called)
     told._kvflow = told.on_invoke_tool, invoke  # type: ignore[attr-defined]
     return told

@@ -78,7 +78,7 @@ def mark(adapted: Any, request: Any) -> None:
         messages = [plain(message.model_dump(exclude_none=True)) for message in request.messages]
         fixed = [message.get("content") for message in messages if message.get("role") in _FIXED_ROLES]
         marks = [message["tool_call_id"] for message in messages if message.get("tool_call_id")]
-        adapted._kvflow_marks = (_digest(fixed), marks)
+        adapted._kvflow_marks = (_digest(fixed) if fixed else "", marks)
     except Exception:
         note("reading messages")
 

@@ -34,8 +34,8 @@ class Steps:
         facts.append(self._step(agent, "start", call.fixed_tokens))
         return facts
 
-    def tool(self, start: ToolStart, event: str) -> dict[str, Any]:
-        """An agent's tool starts or ends."""
+    def tool(self, start: ToolStart, event: str, took_s: float | None = None) -> dict[str, Any]:
+        """An agent's tool starts, or ends and has taken so long."""
         return tool_action(
             workflow_id=self.workflow_id,
             agent=self.agent or start.agent[:MAX_NAME],
@@ -43,6 +43,7 @@ class Steps:
             verb=start.verb[:MAX_NAME] if start.verb else None,
             call_id=start.tool_call[:MAX_IDENTIFIER],
             event=event,
+            took_s=took_s,
         )
 
     def ends(self) -> dict[str, Any]:

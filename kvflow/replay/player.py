@@ -190,7 +190,8 @@ class _Run:
             end_s=self._connection.now_s(),
         )
         self._player.seen.tools.append(record)
-        self._connection.say(self._workflow_id, thread.steps.tool(start, "end"))
+        took_s = round(max(0.0, record.end_s - start_s), 3)
+        self._connection.say(self._workflow_id, thread.steps.tool(start, "end", took_s))
 
     async def _call(self, call: LLMCall, thread: _Thread) -> None:
         base = await self._base(call, thread)

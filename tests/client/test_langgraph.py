@@ -10,7 +10,9 @@ from typing import Annotated, Any, TypedDict
 import pytest
 
 import kvflow
+from kvflow.errors import GraphError
 from kvflow.graph import END as END_STEP
+from kvflow.graph import Join
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # other people's deprecations
@@ -22,6 +24,7 @@ with warnings.catch_warnings():
     from langchain_core.tools import tool
     from langgraph.graph import END, START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
+    from langgraph.types import Command
 
     from kvflow.integrations.langgraph import Hints, graph_of
 
@@ -68,6 +71,50 @@ def test_an_apps_graph_is_read_from_it() -> None:
     }
     assert graph.probability("x", "y") is None
     assert graph.probability("w", "x") == graph.probability("w", END_STEP) == 0.5
+
+
+def test_a_node_with_one_edge_from_several_waits_for_all_of_them() -> None:
+    builder = StateGraph(State)
+    for name in "xyzw":
+        builder.add_node(name, seen)
+    builder.add_edge(START, "x")
+    builder.add_edge("x", "y")
+    builder.add_edge("y", "z")
+    builder.add_edge(["x", "z"], "w")
+    assert graph_of(builder.compile(), "t").join("w") is Join.ALL
+    builder.add_edge("y", "w")
+    assert graph_of(builder.compile(), "t").join("w") is Join.ANY, "y alone is enough"
+
+
+def test_a_graph_that_cannot_be_declared_is_left_to_be_learned(caplog: pytest.LogCaptureFixture) -> None:
+    def goes_on(state: State) -> Command[Any]:  # where to, nobody is told
+        return Command(goto="y", update={"seen": [kvflow.current()]})
+
+    builder = StateGraph(State)
+    builder.add_node("x", goes_on)
+    builder.add_node("y", seen)
+    builder.add_edge(START, "x")
+    made = builder.compile()
+    with pytest.raises(GraphError, match="y"):
+        graph_of(made, "t")
+    with caplog.at_level("WARNING", "kvflow.client"):
+        hints = Hints("t", made)
+    assert "servers learn it instead" in caplog.text
+    assert [step.agent for step in made.invoke({"seen": []}, {"callbacks": [hints]})["seen"]] == ["x", "y"]
+
+
+def test_runs_of_a_thread_are_one_workflow_if_asked_for() -> None:
+    made = app()
+
+    def workflow_ids(hints: Hints) -> list[str]:
+        runs = [
+            made.invoke({"seen": []}, {"callbacks": [hints], "configurable": {"thread_id": thread}}) for thread in "aab"
+        ]
+        return [run["seen"][0].workflow_id for run in runs]
+
+    first, again, other = workflow_ids(Hints("t", made, by_thread=True))
+    assert (first, again, other) == ("t/a", "t/a", "t/b")
+    assert len(set(workflow_ids(Hints("t", made)))) == 3
 
 
 def check(steps: list[Any], inside: str = "") -> None:
@@ -252,7 +299,9 @@ def test_tools_of_a_tool_node_are_calls_of_the_node_that_asked_last(
         ("assistant", "start"),
         ("assistant", "end"),
     ] * 2
-    assert {fields["step_id"] for fields in tool_facts} == {None}
+    first, second = (fields["step_id"] for fields in tool_facts if fields["event"] == "start")
+    assert None not in (first, second)
+    assert first != second, "each waits in the step that has asked for it"
     assert not hints._asked
 
 

@@ -93,6 +93,29 @@ def test_agents_ask_as_steps_and_wait_for_their_tools(tool_facts: list[dict[str,
     assert opening_hours is not clerk.tools[0], "agents that share a tool wait for it each on its own"
 
 
+def test_runs_of_an_agent_side_by_side_wait_for_their_own_tools(tool_facts: list[dict[str, Any]]) -> None:
+    """Whichever asks the model meanwhile says nothing of what the other one waits for."""
+    asked: list[Any] = []
+
+    @function_tool
+    async def opening_hours(shop: str) -> str:
+        """When a shop is open."""
+        await asyncio.sleep(0.01)
+        return "9 to 17"
+
+    wanted = [[call("opening_hours", '{"shop": "bakery"}', number)] for number in (11, 12)]
+    model = scripted(asked, *wanted, [message("9 to 17")], [message("9 to 17")])
+    clerk = instrument(Agent(name="clerk", tools=[opening_hours], model=model))
+
+    async def run() -> None:
+        with kvflow.workflow("support"):
+            await asyncio.gather(*(Runner.run(clerk, "Is it open?") for _ in range(2)))
+
+    asyncio.run(run())
+    waited = {fields["call_id"]: fields["step_id"] for fields in tool_facts}
+    assert sorted(waited.values()) == sorted(step.step_id for step in asked[:2])
+
+
 def test_a_clone_that_is_instrumented_asks_and_waits_in_its_own_name(tool_facts: list[dict[str, Any]]) -> None:
     asked: list[Any] = []
 

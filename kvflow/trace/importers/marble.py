@@ -21,7 +21,17 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from kvflow.trace.importers.base import Importer, Json, NoNull, NoNullMapping, Row, Text, digest, estimated_tokens
+from kvflow.trace.importers.base import (
+    Importer,
+    Json,
+    Names,
+    NoNull,
+    NoNullMapping,
+    Row,
+    Text,
+    digest,
+    estimated_tokens,
+)
 from kvflow.trace.importers.contexts import Contexts, text_piece
 from kvflow.trace.importers.threads import Timed, interleave
 from kvflow.trace.schema import (
@@ -110,6 +120,7 @@ class _Converted:
     def __init__(self, workflow: str, run: _Run) -> None:
         self.calls = 0
         self.threads: dict[str, list[Timed]] = {MAIN_THREAD: []}
+        self._names = Names()
         self._workflow = workflow
         self._task = run.task
         self._planner = Contexts()
@@ -120,9 +131,7 @@ class _Converted:
         main = self.threads[MAIN_THREAD]
         children: list[str] = []
         for result in iteration.task_results:
-            child = f"{result.agent_id}/{number}"
-            if child in self.threads:
-                continue
+            child = self._names.unique(f"{result.agent_id}/{number}")
             children.append(child)
             main.append(Timed(None, Spawn(workflow=self._workflow, child=child)))
             assigned = iteration.task_assignments.get(result.agent_id, "")

@@ -89,15 +89,19 @@ def import_trace(
 
 def _sample(path: Path, rows: int = SAMPLE_ROWS) -> list[Json]:
     sample: list[Json] = []
-    with open_text(path) as file:
-        for _, line in islice(numbered_rows(path, file), rows):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                sample.append(row)
-    return sample
+    try:
+        with open_text(path) as file:
+            for _, line in islice(numbered_rows(path, file), rows):
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(row, dict):
+                    sample.append(row)
+    except TraceError:
+        if not sample:
+            raise
+    return sample  # where the file breaks off is told when its events are read
 
 
 def _detected(path: Path, sample: list[Json]) -> type[Importer]:

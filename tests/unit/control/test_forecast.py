@@ -39,8 +39,8 @@ class Driver:
     def tool(self, workflow: str, event: str, tool: str = "bash", **fields: object) -> None:
         self._take(ToolFact(workflow_id=workflow, agent="coder", tool=tool, event=event, **fields))
 
-    def step_end(self, workflow: str, agent: str) -> None:
-        self._take(StepFact(workflow_id=workflow, workflow_type="t", agent=agent, event="end"))
+    def step_end(self, workflow: str, agent: str, step_id: str | None = None) -> None:
+        self._take(StepFact(workflow_id=workflow, workflow_type="t", agent=agent, step_id=step_id, event="end"))
 
     def end(self, workflow: str) -> None:
         self._take(StepFact(workflow_id=workflow, agent=END))

@@ -207,6 +207,14 @@ def test_namespaces_and_agents_are_kept_apart() -> None:
     assert other.rsplit("/", 1)[0] != client.ask(prompt + text(9), kind="this one").rsplit("/", 1)[0]
 
 
+def test_a_short_system_prompt_makes_no_question_a_type_of_its_own() -> None:
+    """What prompts begin with is the system prompt and the question, here; what names the agent is known otherwise."""
+    client = Client()
+    types = {client.ask(SYSTEM[:20] + text(100), kind="assistant").rsplit("/", 1)[0] for _ in range(4)}
+    assert len(types) == 1
+    assert client.ask(SYSTEM[:20] + text(100), kind="critic").rsplit("/", 1)[0] not in types
+
+
 def test_prompts_of_a_few_words_are_left_alone() -> None:
     assert Threads(10).asks(text(63), "") is None
 

@@ -220,6 +220,12 @@ def test_agents_of_an_iteration_work_side_by_side_and_the_planner_sums_up(import
     assert (len(first.prompt.add), len(third.prompt.add)) == (2, 3)
 
 
+def test_both_results_of_an_agent_in_one_iteration_of_marble_are_calls(imported: Any) -> None:
+    results = [{"agent_id": "a", "result": f"Result from the model: {text}"} for text in ("one", "two")]
+    found = imported(marble(iteration(results)))
+    assert [call.agent for call in found.calls if call.agent == "a"] == ["a", "a"]
+
+
 @pytest.mark.parametrize("bad", [marble(), marble(iteration([])), marble(iteration([{"agent_id": 1}]))])
 def test_a_run_of_marble_without_results_is_reported(imported: Any, bad: dict[str, Any]) -> None:
     found = imported(marble(iteration([{"a": "Done."}])), bad)

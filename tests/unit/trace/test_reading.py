@@ -94,13 +94,15 @@ def test_a_format_can_be_demanded(tmp_path: Path) -> None:
     assert list(import_trace(path)[1])
 
 
-def test_a_file_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "long", "least"), [(2000, 1, 100), (20, 2000, 5)])
+def test_a_file_that_breaks_off_keeps_what_came_before(tmp_path: Path, count: int, long: int, least: int) -> None:
     path = tmp_path / "x.gz"
-    rows = [json.dumps({**REQUEST, "hash_ids": [n, n * 7919]}) for n in range(2000)]
+    row = REQUEST | {"input_length": 512 * long + 88}
+    rows = [json.dumps({**row, "hash_ids": [n + k * 7919 for k in range(long + 1)]}) for n in range(count)]
     path.write_bytes(gzip.compress("\n".join(rows).encode())[:-500])
     bad: list[BadRow] = []
     _, events = open_trace(path, bad.append)
-    assert len(list(events)) > 100
+    assert len(list(events)) > least
     assert len(bad) == 1
     assert "cannot be read beyond line" in bad[0].problem
 
