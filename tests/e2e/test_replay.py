@@ -32,7 +32,7 @@ from kvflow.replay.forcing import FLAG
 from kvflow.replay.player import Player, arrive
 from kvflow.replay.preparing import Ready
 from kvflow.replay.record import CallRecord, Round
-from kvflow.replay.run import Plan, replay
+from kvflow.replay.run import Plan, claimed, replay
 from kvflow.replay.server import Running
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload, read_workload
@@ -63,7 +63,8 @@ def plan_of(folder: Path, arms: str = "lru", **more: Any) -> Plan:
 def played(
     plan: Plan, workload: Workload, folder: Path, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> list[Round]:
-    return list(replay(plan, workload, folder / "rounds", progress))
+    with claimed(plan, workload, folder / "rounds"):
+        return list(replay(plan, workload, folder / "rounds", progress))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -357,9 +358,15 @@ def test_calls_that_fail_are_told_by_the_exit_status(server: Server, tmp_path: P
 
 
 def test_a_trace_of_short_prompts_runs_on_the_default_engine(tmp_path: Path) -> None:
+    """Answers that come in parts are read as well, recorded ones and those that the model makes up."""
     path = trace(tmp_path / "trace.jsonl", "chain", workflows=1, fixed_tokens=16, task_tokens=8, turns=1)
-    result = command("replay", path, "--arm", "no-host", "--rounds", "1", "--max-gap", "0", "--folder", tmp_path / "f")
-    assert result.exit_code == 0, result.output
+    arms = ("--arm", "no-host", "--arm", "parts=@no-host --incremental-streaming-output")
+    for free in (), ("--free",):
+        out = tmp_path / "result.json"
+        plan = ("--rounds", "1", "--max-gap", "0", "--folder", tmp_path / f"f{free}", "--json", out)
+        result = command("replay", path, *arms, *plan, *free)
+        assert result.exit_code == 0, result.output
+        assert json.loads(out.read_text())["loads"][0]["identical_tokens"]
 
 
 @pytest.mark.parametrize(
