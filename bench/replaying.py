@@ -40,7 +40,7 @@ ALL_ARMS = (
 )
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FAST_LINK = "1.4e9"
-"""Bytes per second at which loading a token takes a fifteenth of computing it, as for an 8B model on an H200."""
+"""Bytes per second at which loading a token takes a nineteenth of computing it, as for an 8B model on an H200."""
 
 Further = list[tuple[str, ...]]
 """Options of ``kvflow replay``, each with its value."""

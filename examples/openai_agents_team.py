@@ -1,6 +1,7 @@
 """Two agents of the OpenAI Agents SDK, one of which hands over to the other, and a tool.
 
-Needs `pip install ".[openai-agents]"` in a clone.
+Needs `pip install ".[openai-agents]"` in a clone, and a server with the `--tool-call-parser` of its model: without one
+no agent hands over, and no tool is called.
 
 Usage: python examples/openai_agents_team.py [http://localhost:30000]
 """
@@ -22,7 +23,7 @@ from kvflow.integrations.openai_agents import instrument
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:30000"
 set_tracing_disabled(True)
-SHORT = ModelSettings(max_tokens=16)
+SHORT = ModelSettings(max_tokens=128)
 
 
 @function_tool
