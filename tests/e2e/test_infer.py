@@ -64,6 +64,20 @@ def test_chats_are_told_apart_by_their_system_prompts(inferring: Server) -> None
     assert len(inferring.workflows()) == len(types) == 2
 
 
+def test_programs_on_anthropics_endpoint_are_told_apart_as_well(inferring: Server) -> None:
+    inferring.fresh()
+    chats: dict[str, list[dict[str, Any]]] = {"You plan, briefly and exactly.": [], "You write code, and no more.": []}
+    for turn in range(3):
+        for system, messages in chats.items():
+            messages.append({"role": "user", "content": f"Step {turn} of the task, if you please. " * 3})
+            body = {"model": "m", "system": system, "messages": messages, "max_tokens": 4, "temperature": 0}
+            answer = inferring.client.post("/v1/messages", json=body).json()
+            messages.append({"role": "assistant", "content": answer["content"]})
+    workflows = inferring.workflows().values()
+    assert len(workflows) == len({workflow["workflow_type"] for workflow in workflows}) == 2
+    assert all(workflow["next_use"]["agent"]["probability"] > 0.5 for workflow in workflows)
+
+
 def test_a_conversation_whose_history_was_summed_up_is_known_by_its_tool_calls(inferring: Server) -> None:
     inferring.fresh()
     system = {"role": "system", "content": "Be brief. Be exact. Be polite. " * 6}
