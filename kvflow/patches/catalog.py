@@ -47,6 +47,14 @@ SEAMS: tuple[Seam, ...] = (
         why="Lets kvflow's messages cross processes when SGLang encodes with msgpack.",
     ),
     Seam(
+        name="relay.messages",
+        role=Role.RELAY,
+        kind=Kind.REGISTRY,
+        feature=Feature.HINTS,
+        target="sglang.srt.managers.io_struct.hook_custom_types",
+        why="Lets the data-parallel controller read them, for it reads all that it passes on.",
+    ),
+    Seam(
         name="scheduler.dispatch",
         role=Role.SCHEDULER,
         kind=Kind.AFTER,

@@ -1,6 +1,7 @@
 """SGLang's way in: the ``sglang.srt.plugins`` entry point, called in every process of a server.
 
-Does next to nothing unless kvflow is enabled: the launching process learns our flags, all others return at once.
+Does next to nothing unless kvflow is enabled: the launching process learns our flags, all others return at once. If it
+is, schedulers are attached, and every other child learns which messages of ours it may have to pass on.
 Whether kvflow is enabled, and with which settings, reaches spawned processes through the environment.
 """
 
@@ -20,12 +21,11 @@ def register() -> None:
     if multiprocessing.parent_process() is None:
         attach(Role.LAUNCH)
         return
-    if not _is_scheduler():
-        return
-    if cpu.wanted():
+    scheduler = _is_scheduler()
+    if scheduler and cpu.wanted():
         cpu.install()
     if enabled():
-        attach(Role.SCHEDULER)
+        attach(Role.SCHEDULER if scheduler else Role.RELAY)
 
 
 def attach(role: Role) -> SeamBook:

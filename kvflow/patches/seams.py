@@ -42,6 +42,8 @@ class Role(StrEnum):
     """The launching process, whether or not kvflow is enabled."""
     HTTP = "http"
     SCHEDULER = "scheduler"
+    RELAY = "relay"
+    """Any other child: the data-parallel controller passes on what it must be able to read."""
 
 
 class Feature(StrEnum):
