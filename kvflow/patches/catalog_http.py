@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvflow.patches import health
 from kvflow.patches.seams import Feature, Kind, Role, Seam
 
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
@@ -76,5 +77,13 @@ HTTP_SEAMS: tuple[Seam, ...] = (
         parameters=("self", "obj"),
         body="kvflow.patches.mail:before_dispatch",
         why="Predictions travel with the request they are ahead of, and nothing overtakes them.",
+    ),
+    Seam(
+        name="http.health",
+        role=Role.HTTP,
+        kind=Kind.CONSTANT,
+        feature=Feature.ACCOUNTING,
+        target=health.PREFIX,
+        why="Schedulers are not asked how long requests wait during a health check, which any answer would satisfy.",
     ),
 )

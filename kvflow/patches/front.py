@@ -21,7 +21,7 @@ from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedCommand, DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
 from kvflow.hints import envelope as new_envelope
 from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
-from kvflow.patches import claim, commands_http, malformed
+from kvflow.patches import claim, commands_http, health, malformed
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots
@@ -292,9 +292,9 @@ class Front:
         """Hear from the schedulers how long requests and loads take, and tell all ranks alike."""
         while True:
             await asyncio.sleep(_LISTEN_S)
-            if not len(self.plane):
-                continue
             try:
+                if not len(self.plane) or health.check_under_way(self._tokenizer_manager):
+                    continue  # an answer to us must not pass for one to a health check
                 waits = [answer.data for answer in await self.ask("waits") if not answer.error]
                 if waits:
                     self.plane.forecaster.queue_s = fmean(each["queue_s"] for each in waits)

@@ -33,6 +33,8 @@ class Kind(StrEnum):
     """A method our subclass overrides."""
     ATTRIBUTE = "attribute"
     """A module or class attribute we set."""
+    CONSTANT = "constant"
+    """A constant we go by."""
 
 
 class Role(StrEnum):

@@ -29,6 +29,7 @@ class Server:
     url: str
     client: httpx.Client
     log: Path
+    pid: int
 
     def generate(self, text: str | list[str], *, tokens: int = 4, **body: Any) -> dict[str, Any]:
         params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -99,7 +100,7 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
             launch_server(folder, log_path=log, extra_args=[*COMMON, *flags], env=environment, **options) as process,
             httpx.Client(base_url=process.url, timeout=120, headers=headers) as client,
         ):
-            yield Server(process.url, client, log)
+            yield Server(process.url, client, log, process.process.pid)
 
     return starter
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def test_under_pressure_nothing_leaks_and_others_stay_exact(rotating: Server) ->
     def answered(number: int) -> bool:
         try:
             with httpx.Client(base_url=rotating.url, timeout=0.05 if number % 5 == 0 else 120) as client:
-                ask(Server(rotating.url, client, rotating.log), f"agent {number % 7}", documents[number % 3])
+                ask(replace(rotating, client=client), f"agent {number % 7}", documents[number % 3])
         except httpx.TimeoutException:  # a client that gives up, whose request is cancelled
             return False
         return True

@@ -37,7 +37,7 @@ def test_texts_put_in_where_they_stood_change_no_answer(tmp_path: Path, attentio
         launch_server(model, log_path=log, extra_args=flags, env=env, device="cuda", timeout_s=150) as process,
         httpx.Client(base_url=process.url, timeout=300) as client,  # kernels may have to be compiled first
     ):
-        computed, spliced = between_texts(Server(process.url, client, log))
+        computed, spliced = between_texts(Server(process.url, client, log, process.process.pid))
     exact = [{token: logprob for logprob, token, _ in one} for one in computed]
     for wanted, found in zip(exact, spliced, strict=True):
         common = [(logprob, wanted[token]) for logprob, token, _ in found if token in wanted]
