@@ -91,8 +91,7 @@ class CacheCommands:
 
     def _tokens(self, req: Any) -> int:
         """How much of a request's prompt can be in the cache, in whole pages."""
-        tokens = self._cache.publishable(req, len(req.origin_input_ids))
-        return tokens - tokens % self._cache.page_size
+        return self._cache.in_pages(self._cache.publishable(req, len(req.origin_input_ids)))
 
     def _answer(self, execute: Callable[..., Answer], command: KvCommand, *arguments: Any) -> Answer:
         try:

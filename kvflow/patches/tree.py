@@ -208,8 +208,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         fixed_tokens = getattr(req, "_kvflow_fixed_tokens", None)
         first = fixed_tokens is None
         if first:
-            fixed_tokens = self.coordinator.fixed_tokens(claim, req.origin_input_ids)
-            fixed_tokens -= fixed_tokens % self.page_size
+            fixed_tokens = self.in_pages(self.coordinator.fixed_tokens(claim, req.origin_input_ids))
             req._kvflow_fixed_tokens = fixed_tokens
         path = self.path_of(req)
         if not path:
@@ -217,7 +216,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         if 0 < fixed_tokens < path[0][1] and all(end != fixed_tokens for _, end in path):
             self.touch_prefix(
                 RadixKey(
-                    req.origin_input_ids[:fixed_tokens],
+                    req.origin_input_ids[: fixed_tokens + self._boundary_tokens],
                     req.extra_key,
                     is_bigram=self.tree_core.is_eagle,
                     cache_salt=req.cache_salt,
@@ -236,6 +235,16 @@ class KvflowRadixCache(UnifiedRadixCache):
             tell(claim)
         if req.finished():
             self.commands.over(req)
+
+    @property
+    def _boundary_tokens(self) -> int:
+        """By how much a path is shorter than its tokens: keys are of pairs where tokens are guessed ahead (EAGLE)."""
+        return int(self.tree_core.is_eagle)
+
+    def in_pages(self, tokens: int) -> int:
+        """How long a path of so many tokens is, in whole pages."""
+        length = max(0, tokens - self._boundary_tokens)
+        return length - length % self.page_size
 
     def path_of(self, req: Any) -> list[tuple[Any, int]]:
         """Nodes of a request's path with the position where each ends, deepest first."""

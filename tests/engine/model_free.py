@@ -14,9 +14,18 @@ class Requests:
     Args:
         backend: tree core.
         chunk_tokens: length of the parts in which prompts are computed.
+        bigrams: the tree's keys are of pairs of tokens, as SGLang's are with EAGLE.
     """
 
-    def __init__(self, backend: str, *, device_tokens: int, page_tokens: int, chunk_tokens: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        backend: str,
+        *,
+        device_tokens: int,
+        page_tokens: int,
+        chunk_tokens: int = 1 << 16,
+        bigrams: bool = False,
+    ) -> None:
         import torch
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -37,6 +46,7 @@ class Requests:
             page_size=page_tokens,
             tree_components=(ComponentType.FULL,),
             tree_core_backend=backend,
+            is_eagle=bigrams,
         )
         self.cache: Any = (KvflowRadixCache if backend == "kvflow" else UnifiedRadixCache)(self.params)
         self._page_tokens = page_tokens
