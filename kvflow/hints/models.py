@@ -20,6 +20,9 @@ P = TypeVar("P", bound=Strict)
 PROTOCOL_VERSION = "1.0"
 ACTION_VERSION = "1"
 MAX_ACTIONS = 64
+"""How many actions of ours an envelope may hold."""
+MAX_ALL_ACTIONS = 256
+"""And how many in all, others' included: every one of them is looked at and answered."""
 MAX_ENVELOPE_BYTES = 64 * 1024
 """How large an envelope the client makes."""
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -207,6 +210,7 @@ def decode_envelope(value: object) -> DecodedHints:
     """
     if not isinstance(value, Mapping):
         raise HintDecodeError("kv_hints", f"must be an object, got {type(value).__name__}")
+    _check_number(value.get("actions"))
     try:
         envelope = Envelope.model_validate(value)
     except ValidationError as error:
@@ -255,6 +259,11 @@ def _unsupported_reason(action: Action) -> str:
     if action.action_version.split(".")[0] != ACTION_VERSION:
         return f"action version {action.action_version} is not supported, send {ACTION_VERSION}"
     return ""
+
+
+def _check_number(actions: object) -> None:
+    if isinstance(actions, list) and len(actions) > MAX_ALL_ACTIONS:
+        raise HintDecodeError("actions", f"are {len(actions)}; at most {MAX_ALL_ACTIONS} of all kinds are allowed")
 
 
 def _check_size(payload: Mapping[str, Any], field: str) -> None:

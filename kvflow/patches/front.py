@@ -100,6 +100,11 @@ class Front:
         """Whether parts of an answer that is streamed bring only what is new."""
         return self._tokenizer_manager.incremental_streaming_output
 
+    @property
+    def now_s(self) -> float:
+        """The time, as the schedulers are told it."""
+        return self._clock()
+
     @classmethod
     def of(cls, tokenizer_manager: Any) -> Front:
         """Find the front of a tokenizer manager, or start it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +18,7 @@ from kvflow.errors import GraphError, HintDecodeError, KVFlowError, ServerUnavai
 from kvflow.graph import to_dict, to_dot, to_mermaid
 from kvflow.hints import VERBS
 from kvflow.hints.models import FACT_MODELS
-from kvflow.patches import malformed, switch, versions
+from kvflow.patches import bodies, malformed, switch, versions
 from kvflow.patches.front import Front
 from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer
@@ -90,8 +91,8 @@ async def stats(reset: bool = False) -> Any:
 
 @router.get("/cache")
 async def cache() -> Any:
-    """Cached tokens by tier, order class and agent, per replica."""
-    return await _relay("residency")
+    """Cached tokens by tier, order class and agent, per replica; of a large cache up to two seconds old (``age_s``)."""
+    return await _relay("residency", now_s=_front().now_s)
 
 
 @router.get("/explain")
@@ -114,6 +115,8 @@ async def workflows() -> Any:
 async def policy(request: Request) -> Any:
     """Switch the eviction policy at run time: ``{"policy": "lru"}``."""
     body = await _json(request)
+    if isinstance(body, JSONResponse):
+        return body
     if not isinstance(body, Mapping) or not isinstance(body.get("policy"), str):
         return _problem(400, 'send {"policy": NAME}')
     return await _relay("set_policy", policy=body["policy"])
@@ -123,8 +126,11 @@ async def policy(request: Request) -> Any:
 @router.post("/hints")
 async def hints(request: Request) -> Any:
     """Take a ``kv_hints`` envelope of facts and commands that come without a request."""
+    body = await _json(request)
+    if isinstance(body, JSONResponse):
+        return body
     try:
-        outcomes = await _front().hints(await _json(request))
+        outcomes = await _front().hints(body)
     except HintDecodeError as error:
         return _problem(400, error)
     return {"outcomes": [asdict(outcome) for outcome in outcomes]}
@@ -139,8 +145,11 @@ async def graphs() -> Any:
 @router.put("/graphs/{workflow_type:path}")
 async def declare(workflow_type: str, request: Request) -> Any:
     """Declare the agent step graph of a workflow type."""
+    body = await _json(request)
+    if isinstance(body, JSONResponse):
+        return body
     try:
-        graph = _front().plane.graphs.declare(workflow_type, await _json(request))
+        graph = _front().plane.graphs.declare(workflow_type, body)
     except GraphError as error:
         return _problem(400, error)
     return {"workflow_type": workflow_type, "agents": list(graph.agents)}
@@ -191,8 +200,12 @@ def _failed(answers: list[KvflowAnswer]) -> JSONResponse | None:
 
 
 async def _json(request: Request) -> Any:
+    """A request's body; None if it is no JSON, and what to answer if it is too long to be taken."""
+    body = await bodies.read(request)
+    if body is None:
+        return _problem(413, f"the body is longer than {bodies.MAX_BODY_BYTES} bytes, which is more than is read")
     try:
-        return await request.json()
+        return json.loads(body)
     except (ValueError, RecursionError):
         return None
 

@@ -8,9 +8,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvflow.patches.tree import KvflowRadixCache
 
+_FEW_NODES = 256
+"""So many are walked in less time than a request for it takes; where there are more, a look is kept for a while."""
+_KEPT_S = 2.0
 
-def residency(cache: KvflowRadixCache) -> dict[str, Any]:
-    """Count cached tokens by tier, order class and the agents whose fixed prompt they are. Cost: O(radix nodes)."""
+
+class Residency:
+    """Looks at a cache, and keeps the last look at a large one: the scheduler does nothing else meanwhile.
+
+    Args:
+        cache: whose nodes are counted.
+    """
+
+    def __init__(self, cache: KvflowRadixCache) -> None:
+        self._cache = cache
+        self._kept: dict[str, Any] = {}
+        self._kept_s = 0.0
+
+    def look(self, now_s: float) -> dict[str, Any]:
+        """Count cached tokens by tier, order class and the agents whose fixed prompt they are.
+
+        Args:
+            now_s: the control plane's time, which every rank is told.
+
+        Cost: O(radix nodes), where there are many of them once in two seconds at most.
+        """
+        if self._kept and now_s - self._kept_s < _KEPT_S:
+            return self._kept | {"age_s": max(0.0, now_s - self._kept_s)}
+        found = _count(self._cache)
+        self._kept, self._kept_s = (found if found["nodes"] > _FEW_NODES else {}), now_s
+        return found | {"age_s": 0.0}
+
+    def forget(self) -> None:
+        """The cache has been reset."""
+        self._kept = {}
+
+
+def _count(cache: KvflowRadixCache) -> dict[str, Any]:
     core = cache.tree_core
     by_class: Counter[str] = Counter()
     fixed: dict[str, Counter[str]] = {}

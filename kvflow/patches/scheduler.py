@@ -12,7 +12,6 @@ from kvflow.patches import reuse_hooks, switch
 from kvflow.patches.guard import degraded, note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
 from kvflow.patches.orders import require_servable
-from kvflow.patches.residency import residency
 from kvflow.patches.seams import Role
 from kvflow.patches.tree import KvflowRadixCache
 from kvflow.predict import WorkflowUpdate
@@ -110,6 +109,10 @@ def _set_policy(cache: KvflowRadixCache, policy: str) -> dict[str, Any]:
     return {"policy": cache.coordinator.policy}
 
 
+def _residency(cache: KvflowRadixCache, now_s: float) -> dict[str, Any]:
+    return cache.residency.look(now_s)
+
+
 def _execute(cache: KvflowRadixCache, commands: list[dict[str, Any]]) -> dict[str, Any]:
     return {"answers": cache.commands.execute(commands)}
 
@@ -135,7 +138,7 @@ OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "stats": _stats,
     "waits": _waits,
     "set_policy": _set_policy,
-    "residency": residency,
+    "residency": _residency,
     "commands": _execute,
     "explain": _explain,
     "checks": _checks,

@@ -27,6 +27,7 @@ from kvflow.patches.core import KvflowTreeCore
 from kvflow.patches.guard import Guard
 from kvflow.patches.metrics import Exporter
 from kvflow.patches.prefetch import Prefetch
+from kvflow.patches.residency import Residency
 from kvflow.patches.seams import Feature, Role
 from kvflow.patches.splicer import Splicer
 from kvflow.patches.watch import Watch
@@ -85,6 +86,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         if self.prefetch is not None:
             self.tree_core.on_left = self.prefetch.left
         self.commands = CacheCommands(self, settings)
+        self.residency = Residency(self)
         self._tagging = Guard("claims")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 
@@ -95,6 +97,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.coordinator.flushed()
             self.trust.clear()
             self.commands.flushed()
+            self.residency.forget()
             if self.prefetch is not None:
                 self.prefetch.forget()
             if self.splicer is not None:

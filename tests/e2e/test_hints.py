@@ -329,6 +329,17 @@ def test_a_graph_is_learned_from_traffic(server: Any) -> None:
     assert server.get("graphs/learned")["declared"] is False
 
 
+def test_more_than_a_server_should_have_to_read_is_refused_and_it_goes_on(server: Any) -> None:
+    foreign = {"action_id": "1", "action_type": "other", "action_version": "1", "payload": {"x": "y" * 3900}}
+    for method, route in (("POST", "hints"), ("POST", "events"), ("PUT", "policy"), ("PUT", "graphs/t")):
+        long = server.client.request(method, f"/kvflow/v1/{route}", json=envelope([foreign] * 270))
+        assert (long.status_code, long.json()["error"]["code"]) == (413, 413)
+    many = server.client.post("/kvflow/v1/hints", json=envelope([foreign] * 257))
+    assert many.status_code == 400
+    assert "at most 256" in many.json()["error"]["message"]
+    assert {outcome["status"] for outcome in server.events(*[foreign] * 256)} == {"unsupported"}
+
+
 def test_status_names_every_seam_and_its_process(server: Any) -> None:
     status = server.get("status")
     assert status["seams_hold"] is True

@@ -122,10 +122,13 @@ def test_too_many_of_our_actions_are_refused() -> None:
         decode_envelope(value)
 
 
-def test_what_others_write_passes_whatever_its_size_number_and_keys() -> None:
+def test_what_others_write_passes_whatever_its_size_and_keys_but_not_without_end() -> None:
     value = with_payload({"x": "y" * 70_000}, action_type="other") | {"trace_id": "t", "protocol_version": "9"}
-    value["actions"] = [action | {"lane": 3} for action in value["actions"] * 100]
-    assert len(decode_envelope(value).outcomes) == 100
+    value["actions"] = [action | {"lane": 3} for action in value["actions"] * 256]
+    assert len(decode_envelope(value).outcomes) == 256
+    value["actions"] += value["actions"][:1]
+    with pytest.raises(HintDecodeError, match="actions: are 257; at most 256"):
+        decode_envelope(value)
 
 
 def test_commands_are_told_from_facts() -> None:
