@@ -29,8 +29,8 @@ def decode(result: None, self: Any) -> None:
 def settle(self: Any, *args: Any, **kwargs: Any) -> None:
     """Let what kvflow has begun end, for what SGLang does only when it is idle.
 
-    Hook before ``Scheduler.flush_cache`` and ``SchedulerWeightUpdaterManager.release_memory_occupation``, by which the
-    scheduler ends if it is not.
+    Hook before ``Scheduler.flush_cache``, ``attach_hicache_storage_wrapped`` and ``detach_hicache_storage_wrapped``,
+    which refuse if it is not, and ``SchedulerWeightUpdaterManager.release_memory_occupation``, by which it then ends.
     """
     scheduler = self if hasattr(self, "tree_cache") else self.scheduler
     prefetch = getattr(getattr(scheduler, "tree_cache", None), "prefetch", None)

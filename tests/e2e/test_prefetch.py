@@ -12,6 +12,7 @@ import pytest
 from kvflow.cli.explain import stalls_of, waits_of
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
+from tests import forking
 from tests.e2e.conftest import HOST_TIER, Server
 from tests.e2e.test_commands import command
 from tests.e2e.test_eviction import FIXED_TOKENS, GRAPH, text
@@ -29,10 +30,13 @@ TAIL = "and this is what it is about"
 
 
 @pytest.fixture(scope="module")
-def slow_link(start: Callable[..., Any]) -> Iterator[Server]:
+def slow_link(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     env = {BANDWIDTH_VARIABLE: str(FIXED_TOKENS * TOKEN_BYTES / LOAD_S)}
     env["KVFLOW_COSTS__LOAD_TOKEN_S"] = str(LOAD_S / FIXED_TOKENS)
-    with start("--enable-kvflow", "--max-total-tokens", str(DEVICE_TOKENS), *HOST_TIER, env=env) as server:
+    env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(tmp_path_factory.mktemp("storage"))
+    flags = ("--enable-kvflow", "--max-total-tokens", str(DEVICE_TOKENS), *HOST_TIER, "--admin-api-key", "owner")
+    owner = {"Authorization": "Bearer owner"}
+    with start(*flags, env=env, headers=owner, spawn=forking.spawn) as server:
         server.client.put("/kvflow/v1/graphs/t", json=GRAPH).raise_for_status()
         yield server
 
@@ -235,4 +239,16 @@ def test_who_computes_what_is_being_loaded_does_not_read_it_before_it_is_there(s
 def test_a_server_that_only_loads_ahead_is_idle(slow_link: Server, timeout_s: float) -> None:
     being_loaded(slow_link, text("near"), f"flushed {timeout_s}")
     assert slow_link.client.post("/flush_cache", params={"timeout": timeout_s}).status_code == 200
+    assert slow_link.get("status")["degraded"] == {}
+
+
+@pytest.mark.timeout(60)
+def test_so_it_is_where_storage_is_attached_and_detached(slow_link: Server) -> None:
+    place = "/hicache/storage-backend"
+    being_loaded(slow_link, text("near"), "attached")
+    attached = slow_link.client.put(place, json={"hicache_storage_backend": "file"})
+    assert attached.status_code == 200, attached.text
+    being_loaded(slow_link, text("far"), "detached")
+    detached = slow_link.client.delete(place)
+    assert detached.status_code == 200, detached.text
     assert slow_link.get("status")["degraded"] == {}
