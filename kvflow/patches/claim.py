@@ -87,3 +87,8 @@ def refused(req: Any) -> bool:
 def namespace_of(req: Any) -> str:
     """What a scheduler's request shares a cache with: its salt, and its extra key, adapters included."""
     return json.dumps([req.extra_key, req.cache_salt])
+
+
+def is_forerunner(req: Any) -> bool:
+    """Whether a request only computes a prompt that SGLang then has answered several times, by others (``n > 1``)."""
+    return req.sampling_params.max_new_tokens == 0 and req.sampling_params.n > 1

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from kvflow.engine import Answer, Capacity, Commands, KvCommand
-from kvflow.patches.claim import commands_of
+from kvflow.patches.claim import commands_of, is_forerunner
 from kvflow.patches.guard import Guard, note
 from kvflow.patches.messages import KvflowCommanded
 
@@ -51,7 +51,7 @@ class CacheCommands:
 
         But for what lets it go: that has to wait for the request itself.
         """
-        if hasattr(req, "_kvflow_answers"):
+        if hasattr(req, "_kvflow_answers") or is_forerunner(req):
             return
         _, commands = commands_of(req)
         path = self._cache.path_of(req) if commands and req.lock is not None else []

@@ -21,7 +21,7 @@ from kvflow import config
 from kvflow.engine import digest_of_head, is_exclusive
 from kvflow.patches import stall, switch
 from kvflow.patches.admission import Gate
-from kvflow.patches.claim import claim_of, refused
+from kvflow.patches.claim import claim_of, is_forerunner, refused
 from kvflow.patches.commands import CacheCommands
 from kvflow.patches.core import KvflowTreeCore
 from kvflow.patches.guard import Guard
@@ -206,7 +206,7 @@ class KvflowRadixCache(UnifiedRadixCache):
     def _tag(self, req: Any) -> None:
         """Enter a request's claim on its path, split where its fixed prompt ends."""
         claim = claim_of(req)
-        if claim is None or req.lock is None:
+        if claim is None or req.lock is None or is_forerunner(req):
             return
         fixed_tokens = getattr(req, "_kvflow_fixed_tokens", None)
         first = fixed_tokens is None
@@ -232,6 +232,8 @@ class KvflowRadixCache(UnifiedRadixCache):
 
     def _answered(self, req: Any) -> None:
         """Let the claim of a request know that it is over, or was retracted and starts again later."""
+        if is_forerunner(req):
+            return
         claim = claim_of(req)
         if claim is not None:
             tell = self.coordinator.answered if req.finished() else self.coordinator.retracted

@@ -144,6 +144,18 @@ def with_prompt(server: Server, workflow: str, prompt: str, verb: str, **fields:
     return outcome["status"], outcome["reason"]
 
 
+def test_a_prompt_that_is_answered_twice_is_let_go_by_its_answers_alone(server: Server) -> None:
+    """SGLang has it computed by a request of its own first, which is not what the workflow has asked for."""
+    said = command_action("kv.demote", target={"kind": "prompt"})
+    step = step_action(workflow_id="twice", agent="worker", workflow_type="t")
+    params = {"n": 2, "max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+    body = {"text": text("twice"), "sampling_params": params, "kv_hints": envelope([step, said])}
+    answers = server.client.post("/generate", json=body).json()
+    assert len(answers) == 2
+    settle(server)
+    assert len(commanded(server, "twice")) == 2
+
+
 def commanded(server: Server, workflow: str) -> list[str]:
     entries = server.get("explain", workflow_id=workflow)["replicas"][0]["entries"]
     return [entry["reason"] for entry in entries if entry["event"] == "commanded"]
