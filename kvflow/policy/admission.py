@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvflow.policy.costs import ServingCosts
-from kvflow.policy.programs import ProgramView, Room
-from kvflow.policy.throughput import AdmissionMemory, Step, best_share
+from kvflow.policy.programs import DEAR_GROWTH, GROWTH, ProgramView, Room
+from kvflow.policy.throughput import AdmissionMemory, Step, best_share, loads_cheaply
 
 _PATIENCE = 4.0
 """Mean waits for tools are made of many short ones and a few very long ones: most programs return much sooner."""
@@ -20,7 +20,7 @@ _OVERDUE = 2.5
 _TURN = 10.0
 """Times that of a typical program that one may run, and another wait for it."""
 _TYPICAL_S = 60.0
-"""What a typical program takes as long as none has ended."""
+"""What a typical program takes, at most, until one has ended: some never do, and nobody should wait ever longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,17 @@ class ProgramAdmission:
     computing again, or loading if that takes longer. Fixed prompts of agents that it is expected to run later are
     weighed likewise, and kept the longer the more programs share them.
 
-    *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has
-    run for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit
-    now, others may go before it until it is overdue: until it has waited two and a half times as long as it has run, a
+    *Who.* The program that has waited longest for its size goes first (highest response ratio, with the time it has run
+    for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit now,
+    others may go before it until it is overdue: until it has waited two and a half times as long as it has run, a
     typical program's time added to both. Then nobody else is let in before it, and it is itself, beyond the room, if it
     is small. Of several tenants, the one whose programs hold least goes first. When contexts outgrow the room the
     largest one that no request computes with gives up its place, the youngest's of equal ones, and an overdue one last:
-    so few have to. One that has run for ten times as long as a typical program gives its place to one that has
-    waited for as long, and two and a half times as long for its size; what it computes is ended first. So nobody waits
-    for programs that never end. The device never idles while somebody waits.
+    so few have to. Where loading is next to nothing, the room is what the host keeps, and a context that has left it is
+    computed again: there more of it stays free, and who has run for the shortest time gives up its place. One that has
+    run for ten times as long as a typical program gives its place to one that has waited for as long, and two and a
+    half times as long for its size; what it computes is ended first. So nobody waits for programs that never end. The
+    device never idles while somebody waits.
 
     *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
     fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. Where
@@ -99,7 +101,8 @@ class ProgramAdmission:
         for program in programs:
             if program.admitted and not program.busy and not program.waiting:
                 program.admitted = program.back_s is not None and worth(program.live_tokens, program.back_s)
-        typical_s = 1.0 + (program_s or sum(program.served_s for program in programs) / max(1, len(programs)))
+        mean_s = sum(program.served_s for program in programs) / max(1, len(programs))
+        typical_s = 1.0 + (program_s or min(mean_s, _TYPICAL_S))
         by_turn = sorted(programs, key=lambda program: program.response_ratio(typical_s), reverse=True)
         present = [program for program in programs if program.admitted or program.waiting or program.busy]
         sharers = Counter(part for program in present for part in program.fixed_tokens)
@@ -107,11 +110,14 @@ class ProgramAdmission:
         waiting = [program for program in by_turn if program.waiting and not program.admitted]
         admitted = [program for program in programs if program.admitted]
         longest_s = _TURN * (program_s or _TYPICAL_S)
+        # the room is what the host keeps, and what leaves that is lost
+        dear = room_tokens > memory.device_tokens and loads_cheaply(step, self._costs)
+        space = partial(Room, room_tokens=room_tokens, counted=counted, growth=DEAR_GROWTH if dear else GROWTH)
         first = next(_fairly(waiting, admitted), None)
         if first is not None and first.held_s >= longest_s:
-            self._make_way(first, admitted, Room(admitted, room_tokens, counted), typical_s, longest_s)
-        room = Room((program for program in programs if program.admitted or program.busy), room_tokens, counted)
-        self._shrink(programs, room, typical_s)
+            self._make_way(first, admitted, space(admitted), typical_s, longest_s)
+        room = space(program for program in programs if program.admitted or program.busy)
+        self._shrink(programs, room, typical_s, by_size=not dear)
         at_work = any(program.busy or (program.admitted and program.waiting) for program in programs)
         if not at_work:  # who has just lost its place may be the only one that asks for anything
             waiting = [program for program in by_turn if program.waiting and not program.admitted]
@@ -176,12 +182,14 @@ class ProgramAdmission:
                 program.admitted = False
 
     @staticmethod
-    def _shrink(programs: Sequence[ProgramView], room: Room, typical_s: float) -> None:
-        """Take places away, those of the largest contexts first, until the others fit."""
-        idle = [program for program in reversed(programs) if program.admitted and not program.busy]
-        for program in sorted(
-            idle, key=lambda program: (program.response_ratio(typical_s) > _OVERDUE, -program.live_tokens)
-        ):
+    def _shrink(programs: Sequence[ProgramView], room: Room, typical_s: float, *, by_size: bool) -> None:
+        """Take places away until the others fit: of the largest contexts, or of who has run for the shortest time."""
+
+        def keeps(program: ProgramView) -> tuple[bool, float]:
+            overdue = program.response_ratio(typical_s) > _OVERDUE
+            return overdue, -program.live_tokens if by_size else program.served_s
+
+        for program in sorted((one for one in reversed(programs) if one.admitted and not one.busy), key=keeps):
             if not room.overfull:
                 return
             program.admitted = False

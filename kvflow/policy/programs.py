@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-_GROWTH = 0.07
-"""Share of the room left free when a program is let in: contexts grow, and a place taken away costs a load."""
+GROWTH, DEAR_GROWTH = 0.07, 0.15
+"""Share of the room left free when a program is let in: contexts grow, and a place taken away costs a load. Where the
+room is all that the host keeps, it costs computing the context again."""
 _LANE = 0.15
 """Share of the room that is found for small programs that are overdue, beyond it."""
 _MOST_SHARED = 0.7
@@ -55,8 +56,10 @@ class Room:
         programs: Iterable[ProgramView],
         room_tokens: int = 0,
         counted: Callable[[ProgramView], Collection[Hashable]] = lambda program: program.fixed_tokens,
+        growth: float = GROWTH,
     ) -> None:
         self._room_tokens = room_tokens
+        self._growth = growth
         self._counted = counted
         self._most_shared = int(_MOST_SHARED * room_tokens)
         self._own_tokens = self._shared_tokens = 0
@@ -82,7 +85,7 @@ class Room:
         if overdue and brought_tokens <= _LANE * self._room_tokens:
             return self._own_tokens + counted_tokens + brought_tokens <= (1 + _LANE) * self._room_tokens
         known_tokens = self._shared_tokens if new_tokens else counted_tokens
-        return self._own_tokens + known_tokens + brought_tokens <= (1 - _GROWTH) * self._room_tokens
+        return self._own_tokens + known_tokens + brought_tokens <= (1 - self._growth) * self._room_tokens
 
     def take(self, program: ProgramView) -> None:
         """A program is let in."""

@@ -74,9 +74,14 @@ def best_share(programs: int, tokens: int, memory: AdmissionMemory, step: Step, 
     rates = [steps_per_second(share * programs, share * tokens, memory, step, costs) for share in shares]
     enough = (1 - _ALIKE) * max(rates)
     alike = [share for share, rate in zip(shares, rates, strict=True) if rate >= enough]
-    if costs.load_s(step.prompt_tokens) > _CHEAP * costs.compute_s(0, step.prompt_tokens):
+    if not loads_cheaply(step, costs):
         return min(alike)
     return max((share for share in alike if share * tokens <= memory.host_tokens), default=min(alike))
+
+
+def loads_cheaply(step: Step, costs: ServingCosts) -> bool:
+    """Whether loading a context takes next to nothing of what computing it does."""
+    return costs.load_s(step.prompt_tokens) <= _CHEAP * costs.compute_s(0, step.prompt_tokens)
 
 
 def steps_per_second(programs: float, tokens: float, memory: AdmissionMemory, step: Step, costs: ServingCosts) -> float:

@@ -137,6 +137,21 @@ def test_nobody_is_overtaken_who_has_waited_for_several_mean_waits() -> None:
     assert queue.order("long", "longer", "short") == ["long", "short", "longer"]
 
 
+def test_what_a_program_was_held_for_is_no_wait_of_its_request() -> None:
+    queue = Queue(held=30_000, ready=1_000)
+    claims = queue.coordinator.claims
+    claims.clock.queue_s = 1.0
+    queue.asked["ready"].arrived_s = 19.5
+    claims.hold("held", 10.0)
+    queue.coordinator.tick(19.9)
+    claims.hold("held", 0.0)
+    queue.coordinator.tick(20.0)
+    assert queue.order("held", "ready") == ["ready", "held"], "its turn has only just come"
+    queue.coordinator.tick(28.0)
+    queue.asked["ready"].arrived_s = 27.9
+    assert queue.order("held", "ready") == ["held", "ready"]
+
+
 def test_requests_without_a_claim_keep_their_places() -> None:
     queue = Queue(long=30_000, short=1_000)
     queue.coordinator.claims.clock.queue_s = 1.0

@@ -196,6 +196,43 @@ def test_nobody_waits_for_programs_that_never_end() -> None:
     assert admitted(busy, asks_again, waits) == [False, True, True]
 
 
+def test_nobody_waits_longer_for_them_the_longer_they_have_run() -> None:
+    for served_s in (3_600.0, 86_400.0):
+        residents = [program(25_000, admitted=True, busy=True, served_s=served_s) for _ in range(4)]
+        newcomer = program(20_000, waiting=True, held_s=700.0)
+        assert admitted(*residents, newcomer) == [False, False, True, True, False], "they make way as soon as they can"
+
+
+def outgrown(**fields: float) -> list[bool]:
+    """Programs that have outgrown what the host keeps, or else the device; none of them asks for anything now."""
+    views = [
+        program(tokens, admitted=True, back_s=0.1, served_s=served_s)
+        for tokens, served_s in ((60_000, 90.0), (70_000, 50.0), (40_000, 5.0), (40_000, 60.0))
+    ]
+    memory = AdmissionMemory(device_tokens=100_000, host_tokens=200_000)
+    step = Step(prompt_tokens=50_000, generated_tokens=300)
+    ProgramAdmission(ServingCosts(**fields)).admit(views, memory, step)
+    return [one.admitted for one in views]
+
+
+def test_where_lost_contexts_are_computed_again_who_has_run_least_gives_up_its_place() -> None:
+    assert outgrown() == [True, False, False, True]
+
+
+def test_where_they_are_loaded_few_give_up_their_places() -> None:
+    held = outgrown(load_token_s=1.0)
+    assert held[1] is False
+    assert held[2] is True, "it has run least, and is small"
+
+
+def test_more_stays_free_where_lost_contexts_are_computed_again() -> None:
+    at_work = [program(30_000, admitted=True, busy=True) for _ in range(3)]
+    first, second = program(80_000, waiting=True), program(70_000, waiting=True)
+    memory = AdmissionMemory(device_tokens=100_000, host_tokens=200_000)
+    held = admitted(*at_work, first, second, memory=memory, prompt_tokens=60_000, step_tokens=300)
+    assert held == [True, True, True, False, True], "170,000 of 192,000 tokens would be too many"
+
+
 def test_places_are_not_taken_in_vain_nor_from_who_has_not_had_its_turn() -> None:
     def line(tokens: int, **fields: object) -> list[bool]:
         waits = program(tokens, **{"waiting": True, "held_s": 9_000.0, **fields})
@@ -203,7 +240,7 @@ def test_places_are_not_taken_in_vain_nor_from_who_has_not_had_its_turn() -> Non
 
     assert line(40_000) == [False, True, False]
     assert line(60_000) == [True, True, False], "there would not be room"
-    assert line(40_000, served_s=9_000.0) == [True, True, False], "it has run as long itself"
+    assert line(40_000, held_s=700.0, served_s=90_000.0) == [True, True, False], "it has run for longer itself"
     assert line(40_000, held_s=500.0) == [True, True, False], "it has not waited as long"
 
 
