@@ -142,8 +142,8 @@ class Forecaster:
         if (waits or not steps) and context is not None and context.turns:
             again = self._again(workflow, agent, context)
             # of steps side by side, whichever goes on first uses the context
-            sides = _side_by_side(waits, context)
-            uses = [self._goes_on(workflow, agent, context, own, again, now_s) for own in sides]
+            after = partial(self._after, workflow, agent, context)
+            uses = [_goes_on(own, again, now_s, after) for own in _side_by_side(waits, context)]
             probability = max(probability for probability, _ in uses)
             if workflow.children:  # it waits for a sub-workflow, and silence says nothing
                 probability = max(probability, again)
@@ -160,27 +160,6 @@ class Forecaster:
             return later, round(now_s + (steps or 0.0) * self._turn_s(workflow, agent), 1)
         left_s = max(self._step_left_s(workflow, agent, step, now_s) for step in workflow.steps_before(agent))
         return later, round(now_s + mean_ahead_s(ahead.steps, left_s, lengths.before_s(agent)), 1)
-
-    def _goes_on(
-        self,
-        workflow: Workflow,
-        agent: str,
-        context: Context,
-        waits: Sequence[ToolWait],
-        again: float,
-        now_s: float,
-    ) -> tuple[float, float]:
-        """Probability and time of a step's next request, which comes when the last of its tools has answered.
-
-        The client knows better how long a tool takes, if it says so, and until then silence says nothing.
-        """
-        told = [wait for wait in waits if wait.told_s > now_s]
-        others = [wait for wait in waits if wait.told_s <= now_s]
-        told_s = max((wait.told_s for wait in told), default=now_s)
-        if told and not others:
-            return again, told_s
-        probability, left_s = self._after(workflow, agent, context, others, again, now_s)
-        return again if told else probability, max(told_s, now_s + left_s)
 
     def _after(
         self,
@@ -295,6 +274,24 @@ class _StepLengths:
         own, own_s = self._weighted.get(agent, (0.0, 0.0))
         others = self._total - own
         return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._turn_s(agent)
+
+
+def _goes_on(
+    waits: Sequence[ToolWait],
+    again: float,
+    now_s: float,
+    after: Callable[[Sequence[ToolWait], float, float], tuple[float, float]],
+) -> tuple[float, float]:
+    """Probability and time of a step's next request, which comes when the last of its tools has answered.
+
+    The client knows better how long a tool takes, if it says so, and until then silence says nothing.
+    """
+    others = [wait for wait in waits if wait.told_s <= now_s]
+    told_s = max((wait.told_s for wait in waits), default=now_s)
+    if waits and not others:
+        return again, told_s
+    probability, left_s = after(others, again, now_s)
+    return again if told_s > now_s else probability, max(told_s, now_s + left_s)
 
 
 def _side_by_side(waits: Sequence[ToolWait], context: Context) -> list[list[ToolWait]]:
