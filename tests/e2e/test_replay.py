@@ -32,7 +32,7 @@ from kvflow.replay.forcing import FLAG
 from kvflow.replay.player import Player, arrive
 from kvflow.replay.preparing import Ready
 from kvflow.replay.record import CallRecord, Round
-from kvflow.replay.run import Plan, claimed, replay
+from kvflow.replay.run import Plan, Progress, claimed, replay
 from kvflow.replay.server import Running
 from kvflow.replay.work import Load, Pace
 from kvflow.sim.workload import Workload, read_workload
@@ -60,9 +60,7 @@ def plan_of(folder: Path, arms: str = "lru", **more: Any) -> Plan:
     return Plan(arms=tuple(parse_arms(arms.split(","))), engine=cpu_engine(folder, sizes), **settings)
 
 
-def played(
-    plan: Plan, workload: Workload, folder: Path, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> list[Round]:
+def played(plan: Plan, workload: Workload, folder: Path, progress: Progress = lambda *_: None) -> list[Round]:
     with claimed(plan, workload, folder / "rounds"):
         return list(replay(plan, workload, folder / "rounds", progress))
 
@@ -80,9 +78,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     told: Counted = {}
     original = Connection._stream
 
-    async def stream(
-        self: Connection, body: dict[str, Any], seen: CallRecord, computed: Callable[[], None]
-    ) -> dict[str, Any] | None:
+    async def stream(self: Connection, body: Any, seen: CallRecord, computed: Any) -> dict[str, Any] | None:
         last = await original(self, body, seen, computed)
         if last is not None:
             told[seen.workflow, seen.call] = last["meta_info"]["prompt_tokens"]
