@@ -9,6 +9,8 @@ from typing import Any
 
 from kvflow.graph import AgentStepGraph, TransitionLearner, from_dict
 
+_NEW_SHARE = 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownGraph:
@@ -21,16 +23,22 @@ class KnownGraph:
 class GraphBook:
     """Graphs by workflow type; declared ones win over learned ones.
 
+    Of what is learned, types that have had one run make room first while they are more than a quarter: where types are
+    inferred, many prompts are a type of their own that never comes again.
+
+    Source: Johnson and Shasha, 2Q (VLDB 1994, §3).
+
     Args:
         learn: learn graphs for types that declare none.
-        max_types: types to keep; beyond it the least recently used one goes.
+        max_types: types to keep, as many again that are declared; beyond it the least recently used one goes.
     """
 
     def __init__(self, *, learn: bool = True, max_types: int = 1024) -> None:
         self._learn = learn
         self._max_types = max_types
         self._declared: OrderedDict[str, AgentStepGraph] = OrderedDict()
-        self._learners: OrderedDict[str, TransitionLearner] = OrderedDict()
+        self._proven: OrderedDict[str, TransitionLearner] = OrderedDict()
+        self._new: OrderedDict[str, TransitionLearner] = OrderedDict()
 
     def declare(self, workflow_type: str, document: Mapping[str, Any]) -> AgentStepGraph:
         """Set the graph of a workflow type from its document (see :func:`kvflow.graph.from_dict`).
@@ -45,7 +53,8 @@ class GraphBook:
             graph = known
         self._declared[workflow_type] = graph
         self._declared.move_to_end(workflow_type)
-        self._learners.pop(workflow_type, None)
+        self._proven.pop(workflow_type, None)
+        self._new.pop(workflow_type, None)
         if len(self._declared) > self._max_types:
             self._declared.popitem(last=False)
         return graph
@@ -56,7 +65,7 @@ class GraphBook:
         if declared is not None:
             self._declared.move_to_end(workflow_type)
             return KnownGraph(graph=declared, declared=True)
-        learner = self._learners.get(workflow_type)
+        learner = self._proven.get(workflow_type) or self._new.get(workflow_type)
         learned = learner.graph() if learner else None
         return KnownGraph(graph=learned, declared=False) if learned else None
 
@@ -64,15 +73,17 @@ class GraphBook:
         """Learner that should observe runs of a type; None when its graph is declared or learning is off."""
         if not self._learn or workflow_type in self._declared:
             return None
-        learner = self._learners.get(workflow_type)
-        if learner is None:
-            if len(self._learners) >= self._max_types:
-                self._learners.popitem(last=False)
-            learner = self._learners[workflow_type] = TransitionLearner(workflow_type)
-        else:
-            self._learners.move_to_end(workflow_type)
+        learner = self._proven.get(workflow_type)
+        if learner is not None:
+            self._proven.move_to_end(workflow_type)
+            return learner
+        learner = self._new.pop(workflow_type, None) or TransitionLearner(workflow_type)
+        (self._proven if learner.runs > 1 else self._new)[workflow_type] = learner
+        if len(self._new) + len(self._proven) > self._max_types:
+            too_many_new = len(self._new) > self._max_types * _NEW_SHARE or not self._proven
+            (self._new if too_many_new else self._proven).popitem(last=False)
         return learner
 
     def types(self) -> list[str]:
         """All types something is known of, sorted."""
-        return sorted(self._declared.keys() | self._learners.keys())
+        return sorted(self._declared.keys() | self._proven.keys() | self._new.keys())

@@ -70,6 +70,9 @@ class TransitionLearner:
 
     Source: ours; a Markov chain of order 1 with exponential forgetting, split into fan-out, branch and join by which
         followers came together.
+
+    Attributes:
+        runs: how many have started.
     """
 
     def __init__(self, name: str = "workflow", *, half_life_runs: float = 20.0) -> None:
@@ -79,6 +82,7 @@ class TransitionLearner:
             name: the workflow type, and the name of the learned graph.
             half_life_runs: after this many further runs an observation counts half.
         """
+        self.runs = 0
         self._name = name
         self._fade = 0.5 ** (1 / half_life_runs)
         self._live: dict[str, Run] = {}
@@ -97,6 +101,7 @@ class TransitionLearner:
             if len(self._live) >= MAX_LIVE_RUNS:
                 self.forget(next(iter(self._live)))
             self._live[workflow_id] = Run()
+            self.runs += 1
         run = self._live[workflow_id]
         run.start(agent, step_id)
         if not self._agents and len(run) >= max(2, _SKETCHED_AGAIN * self._sketched_steps):

@@ -1,0 +1,36 @@
+"""Which workflow types are remembered."""
+
+from __future__ import annotations
+
+from kvflow.control import GraphBook
+
+
+def run(book: GraphBook, workflow_type: str, workflow_id: str) -> None:
+    for agent in ("plan", "code"):
+        learner = book.learner(workflow_type)
+        assert learner is not None
+        learner.start(workflow_id, agent)
+    learner.finish(workflow_id)
+
+
+def test_types_that_come_once_do_not_push_out_one_that_comes_again() -> None:
+    book = GraphBook(max_types=8)
+    run(book, "known", "a")
+    run(book, "known", "b")
+    for index in range(100):
+        run(book, f"question {index}", str(index))
+    assert book.find("known") is not None
+    assert len(book.types()) == 8
+
+
+def test_types_that_come_again_leave_room_for_new_ones() -> None:
+    book = GraphBook(max_types=8)
+    for index in range(20):
+        run(book, f"old {index}", f"{index}a")
+        run(book, f"old {index}", f"{index}b")
+    run(book, "new", "a")
+    run(book, "beside", "a")  # before the other has had its second run
+    run(book, "new", "b")
+    assert book.find("new") is not None
+    assert "old 19" in book.types()
+    assert "old 13" not in book.types()
