@@ -94,7 +94,11 @@ def refuse_unsupported(server_args: Any) -> None:
         (_is_set("SGLANG_RUST_SERVER"), "SGLANG_RUST_SERVER", "it bypasses the Python front end: unset it"),
         (value("smg_grpc_mode") or value("grpc_mode"), "gRPC mode", "it has no HTTP routes: leave it out"),
         (value("use_ray"), "--use-ray", "its actors load no plugins: leave it out"),
-        (value("enable_dp_attention"), "--enable-dp-attention", "not supported yet: leave it out"),
+        (
+            value("enable_dp_attention") or value("attn_dp_size", 1) > 1 or value("dwdp_size", 1) > 1,
+            "--attn-dp-size, --dwdp-size or --enable-dp-attention",
+            "attention data parallelism is not supported yet: leave it out",
+        ),
         (value("pp_size", 1) > 1, "--pp-size > 1", "pipeline stages would decide at different times: use --tp-size"),
         (
             value("hicache_host_memory_mode", "cache") == "buffer_only",

@@ -1,0 +1,50 @@
+"""SGLang's own flags with which kvflow would silently not work, as SGLang reads them."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from sglang.srt.server_args import ServerArgs
+
+from kvflow.errors import UnsupportedEngineError
+from kvflow.patches.flags import refuse_unsupported
+
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
+
+REFUSED = [
+    (("--disable-radix-cache",), "--disable-radix-cache"),
+    (("--radix-cache-backend", "mine"), "--radix-cache-backend"),
+    (("--tokenizer-worker-num", "2"), "tokenizer-worker-num"),
+    (("--smg-grpc-mode",), "gRPC"),
+    (("--use-ray",), "--use-ray"),
+    (("--enable-dp-attention",), "--enable-dp-attention"),
+    (("--attn-dp-size", "2"), "--attn-dp-size"),
+    (("--dwdp-size", "2"), "--dwdp-size"),
+    (("--pp-size", "2"), "--pp-size"),
+    (("--hicache-host-memory-mode", "buffer_only"), "buffer_only"),
+    (("--enable-unified-cache-external-linker",), "external cache linker"),
+    (("--enable-lmcache",), "--enable-lmcache"),
+    (("--enable-flexkv",), "--enable-flexkv"),
+    (("--disaggregation-mode", "prefill"), "disaggregation"),
+]
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return parser
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_what_kvflow_cannot_serve_is_refused(
+    parser: argparse.ArgumentParser, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UnsupportedEngineError, match=message):
+        refuse_unsupported(parser.parse_args(["--model-path", "m", *flags]))
+
+
+def test_the_usual_flags_are_served(parser: argparse.ArgumentParser) -> None:
+    flags = ["--enable-hierarchical-cache", "--tp-size", "2", "--dp-size", "2", "--schedule-policy", "lpm"]
+    refuse_unsupported(parser.parse_args(["--model-path", "m", *flags]))
