@@ -90,12 +90,18 @@ class Server:
         # Imported late, because it is slow, but not in a background thread: a fork would leave it half imported.
         import httpx
 
-        self._http = httpx.Client(
+        client = partial(
+            httpx.Client,
             base_url=root,
             timeout=httpx.Timeout(SEND_TIMEOUT_S, connect=ASK_TIMEOUT_S),
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
             verify=root.startswith("https"),  # plain http: do not spend 30 ms on loading certificates
         )
+        try:
+            self._http = client()
+        except Exception:  # of what others have set: a proxy of a kind that httpx does not know, or lacks a package for
+            degraded("the proxies or certificates that are set cannot be used; servers are asked without them")
+            self._http = client(trust_env=False)
 
     def speaks(self) -> Answer:
         """Tell whether the server speaks kvflow.

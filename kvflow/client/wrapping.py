@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from operator import attrgetter
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, TypeVar, cast
 
@@ -49,7 +51,10 @@ class ScopedMethod(wrapt.BoundFunctionWrapper):  # type: ignore[misc,type-arg]
 
 
 class ScopedFunction(wrapt.FunctionWrapper):  # type: ignore[misc,type-arg]
-    """A function in a scope. Copied and pickled as functions are: by reference."""
+    """A function in a scope. Copied and pickled as functions are: by reference.
+
+    One that no name refers to is pickled without its scope: there is no workflow where it arrives, either.
+    """
 
     __bound_function_wrapper__ = ScopedMethod
 
@@ -59,8 +64,18 @@ class ScopedFunction(wrapt.FunctionWrapper):  # type: ignore[misc,type-arg]
     def __deepcopy__(self, memo: dict[int, Any]) -> ScopedFunction:
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> str:
-        return self.__wrapped__.__qualname__
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Callable[..., Any], tuple[Any]]:
+        name = getattr(self.__wrapped__, "__qualname__", "")
+        try:
+            found = attrgetter(name)(sys.modules[self.__module__])
+        except (AttributeError, KeyError, TypeError):
+            found = None
+        return name if found is self else (_unscoped, (self.__wrapped__,))
+
+
+def _unscoped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What arrives in place of a function in a scope."""
+    return function
 
 
 def wrap(fn: F, open_scope: OpenScope) -> F:

@@ -19,6 +19,10 @@ from kvflow.hints import decode_envelope
 from tests.client.test_context import agent_now
 
 
+def undecorated(*numbers: int) -> tuple[int, ...]:
+    return numbers
+
+
 @kvflow.agent
 def module_level(x: int) -> int:
     return x + 1
@@ -28,6 +32,9 @@ class Crew:
     """Methods of every kind, decorated in both orders where there are two."""
 
     tag = "crew"
+
+    def plain(self) -> str:
+        return self.tag
 
     @kvflow.agent("method")
     def method(self) -> tuple[Any, str | None]:
@@ -153,6 +160,13 @@ def test_decorators_change_nothing_but_the_context(decorate: Any) -> None:
 
 def test_a_decorated_function_pickles_by_reference() -> None:
     assert pickle.loads(pickle.dumps(module_level)) is module_level
+
+
+@pytest.mark.parametrize("called", [undecorated, functools.partial(undecorated, 1), Crew().plain, len])
+def test_what_is_decorated_where_it_is_passed_on_arrives_without_its_scope(called: Any) -> None:
+    arrived = pickle.loads(pickle.dumps(kvflow.agent("a")(called)))
+    arguments = ["text"] if called is len else []
+    assert arrived(*arguments) == called(*arguments)
 
 
 def test_misuse_is_told_at_once() -> None:

@@ -237,6 +237,19 @@ def test_servers_that_were_trusted_are_asked_once_they_are_not(plain: Peer, sdk:
     assert [bool(request.actions) for request in plain.llm] == [False]
 
 
+def test_a_proxy_that_httpx_cannot_use_is_done_without(
+    peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = sdk(peer)
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9/")
+    kvflow.instrument(client)
+    with kvflow.workflow():
+        ask(client)
+    assert kvflow.flush()
+    assert peer.llm[0].actions
+    assert "cannot be used" in caplog.text
+
+
 @pytest.mark.parametrize("kind", [openai.OpenAI, openai.AsyncOpenAI, httpx.Client])
 def test_a_class_is_no_client(kind: type) -> None:
     with pytest.raises(TypeError, match="a client, not the class"):
