@@ -77,7 +77,7 @@ def _head(status: dict[str, Any], total: dict[str, Any]) -> str:
     )
     if "admission" in total:
         line += f"; {total['admission']['programs']} programs, {total['admission']['held']} requests held"
-    if not status["seams_hold"] or status["degraded"] or any(replica["degraded"] for replica in replicas):
+    if not status["seams_hold"] or status["degraded"]:
         line += "\n[red]something is degraded: see /kvflow/v1/status, or kvflow doctor[/red]"
     return line
 

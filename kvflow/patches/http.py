@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -59,7 +60,7 @@ async def status() -> Any:
         "replicas": [{k: v for k, v in a.data.items() if k != "seams"} for a in answers],
         "seams": seams,
         "seams_hold": all(seam["holds"] for seam in seams),
-        "degraded": dict(degraded),
+        "degraded": dict(sum((Counter(answer.data.get("degraded")) for answer in answers), Counter(degraded))),
         "actions": [*sorted(FACT_MODELS), *VERBS],
         "settings": front.settings.model_dump(),
     }

@@ -79,6 +79,7 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
     cache.publish()
     data = asdict(cache.accounting.counters)
     data["live_workflows"] = len(cache.coordinator.claims)
+    data["copies_under_way"] = len(cache.ongoing_write_through)
     data["guard"] = cache.trust.as_dict()
     if cache.gate is not None:
         data["admission"] = {"programs": cache.gate.programs.under_way, "held": cache.gate.programs.held}

@@ -77,6 +77,7 @@ def _arm(arm: Arm, rounds: Sequence[Round], base: Sequence[Round], shown: str | 
         "workflows": [_workflows(seen) for seen in rounds],
         "timeline": _timeline(rounds[0], shown) if rounds and shown else None,
         "replicas": [seen.stats.get("replicas") for seen in rounds if seen.stats],
+        "degraded": dict(sum((Counter(seen.stats.get("degraded")) for seen in rounds), Counter())),
         "errors": _errors(rounds),
     }
 

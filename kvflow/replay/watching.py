@@ -85,9 +85,9 @@ async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost
 async def counted(client: httpx.AsyncClient, seen: Round) -> None:
     """Enter what a server's kvflow has counted, and whether it is whole."""
     stats = read(await asked(client, "GET", "/kvflow/v1/stats"), "total")
-    status = read(await asked(client, "GET", "/kvflow/v1/status"), "replicas", "seams")
+    status = read(await asked(client, "GET", "/kvflow/v1/status"), "replicas", "seams", "degraded")
     states = [{name: replica.get(name) for name in ("policy", "guard", "degraded")} for replica in status["replicas"]]
-    seen.stats = stats["total"] | {"replicas": states}
+    seen.stats = stats["total"] | {"replicas": states, "degraded": status["degraded"]}
     seen.broken_seams = [seam["name"] for seam in status["seams"] if not seam["holds"]]
 
 

@@ -62,6 +62,7 @@ class ReplayArm(Record):
         measures: by name, the name ending in the unit.
         against_first: by name of what was paired; empty for the first arm.
         errors: why calls failed.
+        degraded: how often parts of kvflow failed, and SGLang went on without them.
     """
 
     name: str = "unnamed arm"
@@ -70,6 +71,7 @@ class ReplayArm(Record):
     against_first: Annotated[dict[str, Against], BeforeValidator(present)] = Field(default_factory=dict)
     timeline: Timeline | None = None
     errors: tuple[str, ...] = ()
+    degraded: dict[str, int] = Field(default_factory=dict)
 
 
 class LoadRecord(Record):

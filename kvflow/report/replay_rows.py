@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 from kvflow.report.amounts import NOTHING, amounts, factor
@@ -118,30 +119,38 @@ def cautions(record: ReplayRecord) -> tuple[str, ...]:
     if record.seams_hold is False:
         found.append("A seam did not hold, so part of kvflow was switched off; kvflow doctor tells which.")
     for load in record.loads:
-        if load.identical_tokens is False:
-            found.append(f"{load.title}: the arms did not get the same answers, so they did not do the same work.")
-        failed = {arm.name: int(arm.measures.get("failed_calls", 0)) for arm in load.arms}
-        if any(failed.values()):
-            told = ", ".join(f"{name}: {count}" for name, count in failed.items() if count)
-            reasons = "; ".join(dict.fromkeys(error for arm in load.arms for error in arm.errors))
-            found.append(f"{load.title}: calls failed ({told}); their workflows are left out. {reasons}")
-        late_s = max((arm.measures.get("late_p99_s", 0.0) for arm in load.arms), default=0.0)
-        step_s = min((arm.measures.get("latency_p50_s", 1.0) for arm in load.arms), default=1.0)
-        if late_s > max(0.1, 0.2 * step_s):
-            found.append(
-                f"{load.title}: the client itself was late by up to {late_s:.2f} s; it may be what was measured."
-            )
-        pairs = _fewest_pairs(load)
-        if pairs < _FEW_PAIRS:
-            found.append(f"{load.title}: intervals are of {pairs} programs, and hardly more than their range.")
-        if load.rounds < 2:
-            found.append(f"{load.title}: there was one round only, so nothing is known of what differs between rounds.")
-        elif load.rounds < _ENOUGH_ROUNDS:
-            found.append(
-                f"{load.title}: {load.rounds} rounds say little of how rounds differ: where they do, intervals are too "
-                "narrow."
-            )
+        found += (f"{load.title}: {caution}" for caution in (*_failures(load), *_doubts(load)))
     return tuple(found)
+
+
+def _failures(load: LoadRecord) -> Iterator[str]:
+    """What went wrong, so that arms did not do the same work."""
+    if load.identical_tokens is False:
+        yield "the arms did not get the same answers, so they did not do the same work."
+    failed = {arm.name: int(arm.measures.get("failed_calls", 0)) for arm in load.arms}
+    if any(failed.values()):
+        told = ", ".join(f"{name}: {count}" for name, count in failed.items() if count)
+        reasons = "; ".join(dict.fromkeys(error for arm in load.arms for error in arm.errors))
+        yield f"calls failed ({told}); their workflows are left out. {reasons}"
+    for arm in load.arms:
+        if arm.degraded:
+            parts = ", ".join(f"{part}: {count}" for part, count in arm.degraded.items())
+            yield f"parts of kvflow failed in {arm.name}, and it went on without ({parts})."
+
+
+def _doubts(load: LoadRecord) -> Iterator[str]:
+    """What makes numbers say little."""
+    late_s = max((arm.measures.get("late_p99_s", 0.0) for arm in load.arms), default=0.0)
+    step_s = min((arm.measures.get("latency_p50_s", 1.0) for arm in load.arms), default=1.0)
+    if late_s > max(0.1, 0.2 * step_s):
+        yield f"the client itself was late by up to {late_s:.2f} s; it may be what was measured."
+    pairs = _fewest_pairs(load)
+    if pairs < _FEW_PAIRS:
+        yield f"intervals are of {pairs} programs, and hardly more than their range."
+    if load.rounds < 2:
+        yield "there was one round only, so nothing is known of what differs between rounds."
+    elif load.rounds < _ENOUGH_ROUNDS:
+        yield f"{load.rounds} rounds say little of how rounds differ: where they do, intervals are too narrow."
 
 
 def _worst(load: LoadRecord) -> Row:

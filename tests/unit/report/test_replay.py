@@ -133,9 +133,10 @@ def test_what_makes_numbers_doubtful_is_said_first(document: dict[str, Any]) -> 
     load["arms"][1]["measures"]["failed_calls"] = 4
     load["arms"][1]["errors"] = ["status 503"]
     load["arms"][2]["measures"]["late_p99_s"] = 0.6
+    load["arms"][2]["degraded"] = {"admission": 8}
     load["arms"][1]["against_first"]["completion_s"]["pairs"] = 4
     for words in ("seam did not hold", "did not get the same answers", "lpm: 4", "status 503", "late by up to 0.60 s",
-                  "one round only", "intervals are of 4 programs"):  # fmt: skip
+                  "admission: 8", "one round only", "intervals are of 4 programs"):  # fmt: skip
         assert words in told(document)
 
 
