@@ -48,7 +48,8 @@ Made by `bench/bench_admission.py` from `bench/results/admission.json`; do not e
 
 Completion times of programs as multiples of those with LRU and first come, first served: the mean, the 95th percentile,
 and the worst of all programs, each against its own time there. **Bold is worse** than that by more than 1 % (for single
-programs: more than twice as long). Where there is a host tier, contexts are loaded ahead in all other columns.
+programs: more than twice as long). Where there is a host tier, contexts are loaded ahead in all other columns. Programs
+with a prompt too long for the smallest device are left out.
 """
 
 

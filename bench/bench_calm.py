@@ -24,6 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from serving import require_whole
+
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
 from kvflow.replay.arms import Arm, parse_arms
@@ -108,7 +110,10 @@ def serve_and_play(arms: Sequence[Arm], sessions: Sequence[Program], block: int,
     engine = cpu_engine(folder, SIZES)
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(serving(arm, engine, folder)) for arm in arms]
-        return asyncio.run(play(servers, sessions, block))
+        rounds = asyncio.run(play(servers, sessions, block))
+        for server in servers:
+            require_whole(server.url)
+        return rounds
 
 
 def compared(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def compared(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
         for paired in ("latency_s", "ttft_s"):
             against = difference(values(base, paired), values(own, paired))
             if against is not None and own is not base:
-                result[name][f"{paired}_against_first"] = asdict(against)
+                result[name][f"{paired}_against_first"] = asdict(against) | {"tells": against.tells}
     return result
 
 
@@ -134,6 +139,7 @@ def shown(result: Mapping[str, Any]) -> Iterator[str]:
         told = ""
         if against:
             told = f"{against['ratio']:.3f}x [{against['ratio_low']:.3f}, {against['ratio_high']:.3f}]"
+            told += "" if against["tells"] else f" (of {against['pairs']} blocks: hardly more than their range)"
         yield (
             f"{name:14s} call {1e3 * arm['latency_mean_s']:6.1f} ms, first token {1e3 * arm['ttft_mean_s']:5.1f} ms, "
             f"each further {1e3 * arm['inter_token_mean_s']:5.2f} ms, processor {arm['server_cpu_s']:6.1f} s  {told}"

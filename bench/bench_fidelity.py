@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from replaying import play as play_on  # noqa: E402
+from serving import require_whole  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.cli.ending import ended_by_signals  # noqa: E402
@@ -85,6 +86,7 @@ async def play(server: ServerProcess, work: list[Program]) -> dict[str, float]:
         seen = await play_on(client, work, Pace(max_gap_s=LONGEST_TOOL_S, tool_s=0.0), hints=True, at_once=AT_ONCE)
         await asyncio.sleep(0.5)
         counters = (await client.get("/kvflow/v1/stats")).json()["total"]
+    require_whole(server.url)
     counters["recomputed_tokens"] = sum(call.recomputed_tokens for call in seen.calls)
     ttft_s = [(call.first_s or call.ended_s) - call.asked_s for call in seen.calls]
     return numbers(counters, ttft_s, [flow.ended_s - flow.started_s for flow in seen.workflows], seen.span_s)

@@ -37,6 +37,7 @@ class Client:
 
     def __init__(self, program: Program, contents: Contents) -> None:
         self.workflows: set[str] = set()
+        self.unattributed = 0
         self._calls = program.calls
         self._contents = contents
         self._contexts: dict[str, array[int]] = {}
@@ -53,7 +54,9 @@ class Client:
             asked = list(prompt), list(answer)
             began_s = perf_counter()
             step = threads.asks(asked[0], "")
-            if step is not None:
+            if step is None:
+                self.unattributed += 1
+            else:
                 threads.answered(step.workflow_id, step.agent)
                 threads.said(step.workflow_id, step.agent, asked[1])
                 self.workflows.add(step.parent_workflow_id or step.workflow_id)
@@ -93,7 +96,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "programs": len(clients),
         "at_once": options.at_once,
         "calls": len(times_s),
-        "in_one_workflow": sum(len(client.workflows) == 1 for client in clients),
+        "in_one_workflow": sum(len(client.workflows) == 1 and not client.unattributed for client in clients),
+        "calls_of_none": sum(client.unattributed for client in clients),
         "workflows": len(programs_of),
         "of_several_programs": sum(count > 1 for count in programs_of.values()),
         "median_ms": round(1000 * times_s[len(times_s) // 2], 3),

@@ -37,6 +37,7 @@ import numpy as np
 import psutil
 from rich.progress import track
 from scipy.stats import bootstrap
+from serving import require_whole
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
@@ -58,11 +59,13 @@ ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
     "vanilla": ([], {"SGLANG_PLUGINS": "kvflow-cpu,cpu-only"}),
     "python core": ([], {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python"}),
     "rust core": ([], {}),
+    "again": ([], {}),
     "kvflow": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
     "hinted": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
     "endless": (["--enable-kvflow"], {"KVFLOW_STRICT": "1"}),
 }
 COMPARISONS = (
+    ("again", "rust core"),
     ("kvflow", "python core"),
     ("kvflow", "rust core"),
     ("hinted", "python core"),
@@ -181,6 +184,8 @@ def measure(arms: Sequence[str], pairs: int, nodes: int, folder: Path) -> dict[s
                 asyncio.run(play(servers[arm].url, arm, seed=number))
                 seconds[arm].append(sum(schedulers[arm].cpu_times()[:2]) - before_s)
                 print(f"round {number + 1}/{pairs} {arm:12} {seconds[arm][-1]:.2f} s", flush=True)
+        for server in servers.values():
+            require_whole(server.url)
     return seconds
 
 

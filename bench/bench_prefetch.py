@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from serving import require_whole
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
@@ -189,6 +190,8 @@ def measure(workflows: int, folder: Path) -> dict[str, Any]:
             for player in wrong if number % 2 == 0 else wrong[::-1]:
                 player.play(number, "shuffled")
         shuffled = outcome(wrong)
+        for player in players:
+            require_whole(str(player.client.base_url))
     return {"decode_s": decoding_s, "link_bytes_per_s": bytes_s, "chain": chain, "shuffled": shuffled}
 
 

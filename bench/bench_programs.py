@@ -4,14 +4,15 @@ All programs run at once, on a device for a third of their contexts and a host t
 slowed down until loading 2048 tokens takes as long as decoding 32 (the ratio of KVFlow's single-GPU set-up), alone or
 with --at-once of them: a batch takes this engine longer than one sequence, a GPU hardly longer. Arms:
 SGLang's hierarchical cache with its own orders of requests, kvflow without admission, and with it;
-and SGLang on a device that holds all contexts, which shows how much there is to gain.
-Each arm has a fresh server in every round, and rounds take the arms in turns.
+and SGLang on a device that holds all contexts, which shows how much there is to gain, and, if asked for, kvflow there,
+which shows what it costs where there is nothing. Each arm has a fresh server in every round, and rounds take the arms
+in turns.
 
 Workloads: sessions of a trace, contexts, answers, tools and pauses all scaled down by one factor; and a mix of
 synthetic chains, fan-outs, loops, ReAct agents and supervisors.
 
 Usage: python bench/bench_programs.py --trace FILE [--factor 0.05] [--rounds 2] [--json FILE]
-       python bench/bench_programs.py --mixed [--programs 16] …
+       python bench/bench_programs.py --mixed [--programs 16] [--arms "sglang, fits all" "kvflow, fits all"] …
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ sys.path.insert(0, str(HERE))
 
 from bench_prefetch import decode_s, token_bytes  # noqa: E402
 from replaying import play as play_on  # noqa: E402
+from serving import require_whole  # noqa: E402
 
 from kvflow.cli.circumstances import circumstances  # noqa: E402
 from kvflow.cli.ending import ended_by_signals  # noqa: E402
@@ -72,7 +74,10 @@ ARMS = (
     Arm(name="kvflow, fcfs", flags=("--enable-kvflow", "--kvflow-admission", "fcfs")),
     Arm(name="kvflow", flags=("--enable-kvflow",)),
     Arm(name="sglang, fits all", flags=("--schedule-policy", "fcfs"), hints=False, fits_all=True),
+    Arm(name="again, fits all", flags=("--schedule-policy", "fcfs"), hints=False, fits_all=True),
+    Arm(name="kvflow, fits all", flags=("--enable-kvflow",), fits_all=True),
 )
+USUAL = tuple(arm.name for arm in ARMS[:5])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +137,7 @@ async def play(arm: Arm, server: ServerProcess, work: list[Program]) -> dict[str
         stats: dict[str, Any] = {}
         if arm.hints:
             stats = (await client.get("/kvflow/v1/stats")).raise_for_status().json()["total"]
-            status = (await client.get("/kvflow/v1/status")).raise_for_status().json()
-            stats["degraded"] = [replica["degraded"] for replica in status["replicas"]]
+            require_whole(server.url)
     return {
         "completion_s": {flow.workflow: flow.completion_s for flow in seen.workflows},
         "ttft_s": statistics.fmean((call.first_s or call.ended_s) - call.asked_s for call in seen.calls),
@@ -145,11 +149,13 @@ async def play(arm: Arm, server: ServerProcess, work: list[Program]) -> dict[str
     }
 
 
-def measure(work: list[Program], sizes: Sizes, model: Path, folder: Path, rounds: int) -> dict[str, list[Any]]:
+def measure(
+    arms: list[Arm], work: list[Program], sizes: Sizes, model: Path, folder: Path, rounds: int
+) -> dict[str, list[Any]]:
     """Every arm, round by round."""
-    taken: dict[str, list[Any]] = {arm.name: [] for arm in ARMS}
+    taken: dict[str, list[Any]] = {arm.name: [] for arm in arms}
     for number in range(rounds):
-        for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
+        for arm in arms if number % 2 == 0 else arms[::-1]:
             with start(arm, model, folder, sizes) as server:
                 taken[arm.name].append(asyncio.run(play(arm, server, work)))
             last = taken[arm.name][-1]
@@ -164,26 +170,32 @@ def told(completion_s: dict[str, float]) -> str:
 
 
 def compared(taken: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Arms against the first one, means over the rounds; the worst program against its own time there."""
+    """Arms against the first one, means over the rounds; the worst program of any round against its own time there."""
+
+    first = next(iter(taken))
+    names = list(taken[first][0]["completion_s"])
 
     def mean(arm: str, name: str) -> float:
         return statistics.fmean(run["completion_s"][name] for run in taken[arm])
 
-    names = list(taken[ARMS[0].name][0]["completion_s"])
-    base = {name: mean(ARMS[0].name, name) for name in names}
+    def worst(runs: list[Any]) -> float:
+        pairs = zip(runs, taken[first], strict=True)
+        return max(run["completion_s"][name] / own["completion_s"][name] for run, own in pairs for name in names)
+
+    base = {name: mean(first, name) for name in names}
     rows = []
-    for arm in ARMS:
-        times = {name: mean(arm.name, name) for name in names}
+    for arm, runs in taken.items():
+        times = {name: mean(arm, name) for name in names}
         rows.append(
             {
-                "arm": arm.name,
+                "arm": arm,
                 "completion_mean_s": statistics.fmean(times.values()),
                 "completion_p95_s": quantile(sorted(times.values()), 0.95),
                 "mean_ratio": statistics.fmean(times.values()) / statistics.fmean(base.values()),
                 "p95_ratio": quantile(sorted(times.values()), 0.95) / quantile(sorted(base.values()), 0.95),
-                "worst_ratio": max(times[name] / base[name] for name in names),
-                "recomputed_tokens": statistics.fmean(run["recomputed_tokens"] for run in taken[arm.name]),
-                "span_s": statistics.fmean(run["span_s"] for run in taken[arm.name]),
+                "worst_ratio": worst(runs),
+                "recomputed_tokens": statistics.fmean(run["recomputed_tokens"] for run in runs),
+                "span_s": statistics.fmean(run["span_s"] for run in runs),
             }
         )
     return rows
@@ -199,6 +211,7 @@ def main() -> None:
     parser.add_argument("--device", type=float, default=0.33, help="device tier, in live contexts")
     parser.add_argument("--host", type=float, default=0.67, help="host tier, in live contexts")
     parser.add_argument("--at-once", type=int, default=1, help="answers decoded together when the link is chosen")
+    parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], default=USUAL, metavar="ARM")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -218,7 +231,8 @@ def main() -> None:
         sizes = sizes_of(work, options.device, options.host, decode_s(model, folder, options.at_once), model)
         calls = sum(len(program.calls) for program in work)
         print(f"{len(work)} programs, {calls} calls, {live_tokens(work):,} tokens live; {sizes}", flush=True)
-        taken = measure(work, sizes, model, folder, options.rounds)
+        arms = [arm for arm in ARMS if arm.name in options.arms]
+        taken = measure(arms, work, sizes, model, folder, options.rounds)
     rows = compared(taken)
     answers = {run["answers"] for runs in taken.values() for run in runs}
     for row in rows:

@@ -90,6 +90,7 @@ def run(options: argparse.Namespace) -> None:
     result |= {"bench": "simulate", **circumstances(), "profile": profile.model_dump()}
     todo = list(missing(options, result["sources"]))
     plan = Plan(profile=profile, setups=(), policies=options.policies, seeds=range(options.seeds), waits=waits)
+    plan = replace(plan, exclusive="never")  # orders are all that differs
     simulations = len(plan.all_policies) * options.seeds
     left = total = sum(source.calls * len(source.setups) * simulations for source in todo)
     print(

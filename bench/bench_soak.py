@@ -5,12 +5,13 @@ not much larger, a slow link between the two, and storage behind them. Requests 
 wrong, commands come at random, the eviction order changes. The same prompts come up again and again, cached differently
 each time; every answer is compared with the first to the same prompt, and at the end with those of a server without any
 cache. SGLang checks its own tree and pools whenever it is idle, and does not survive a leak; so the run ends with an
-idle server that must still answer, and whose cache can be flushed. kvflow then knows of nothing any more.
+idle server that must still answer, and whose cache can be flushed. kvflow then knows of nothing any more, and no part
+of it has failed. Without storage the host tier drops its copies of what has been loaded.
 
 Two answers to one prompt may differ where two tokens are equally likely and rounding decides, because how much of a
 prompt is computed at once depends on what is cached; such ties are told from faults by the likelihoods.
 
-Usage: python bench/bench_soak.py [--minutes 30] [--workers 12] [--seed 0] [--no-kvflow] [--json FILE]
+Usage: python bench/bench_soak.py [--minutes 30] [--workers 12] [--seed 0] [--no-storage] [--no-kvflow] [--json FILE]
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ POLICIES = ("cost", "cost", "cost", "lru", "steps", "ttl", "saga")
 FLAGS = (
     "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(DEVICE_TOKENS), "--chunked-prefill-size", "256",
     "--max-running-requests", "8", "--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO),
-    "--hicache-write-policy", "write_through_selective", "--hicache-storage-backend", "file",
+    "--hicache-write-policy", "write_through_selective",
 )  # fmt: skip
+STORAGE_FLAGS = ("--hicache-storage-backend", "file")
 KVFLOW_FLAGS = ("--enable-kvflow",)
 CANCELLED, DYING, LYING, UNHINTED, COMMANDING = 0.06, 0.02, 0.15, 0.1, 0.1
 """Shares: requests cancelled, clients that vanish after a call, wrong facts, requests without any, requests with
@@ -102,9 +104,10 @@ def scripts(seed: int) -> tuple[dict[str, list[int]], list[Script]]:
 
 
 class Worker:
-    """Runs programs, badly."""
+    """Runs programs, badly; ``tells`` the server of them, if it has kvflow."""
 
-    def __init__(self, client: httpx.AsyncClient, rng: random.Random, seen: Seen, name: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, rng: random.Random, seen: Seen, name: str, *, tells: bool) -> None:
+        self._tells = tells
         self._client = client
         self._rng = rng
         self._seen = seen
@@ -185,7 +188,7 @@ class Worker:
             await self._tell([{**started, "payload": {**started["payload"], "event": "end"}}])
 
     async def _tell(self, actions: list[dict[str, Any]]) -> None:
-        with contextlib.suppress(httpx.HTTPStatusError):  # without kvflow there is nobody to tell
+        if self._tells:
             (await self._client.post("/kvflow/v1/events", json=envelope(actions))).raise_for_status()
 
 
@@ -198,7 +201,8 @@ async def soak(url: str, options: argparse.Namespace) -> tuple[Seen, dict[str, A
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300) as client:
         async with asyncio.TaskGroup() as group:
             for number in range(options.workers):
-                worker = Worker(client, random.Random(f"{options.seed}/{number}"), seen, f"w{number}")
+                chance = random.Random(f"{options.seed}/{number}")
+                worker = Worker(client, chance, seen, f"w{number}", tells=not options.no_kvflow)
                 group.create_task(worker.work(fixed, programs, until_s))
             group.create_task(report(seen, until_s))
             if not options.no_kvflow:
@@ -291,7 +295,7 @@ def server(folder: Path, name: str, *flags: str) -> Iterator[str]:
         "KVFLOW_CPU_LINK_BYTES_PER_S": str(LINK_BYTES_S),
         "KVFLOW_STRICT": "1",
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder / "storage"),
-        "KVFLOW_EVICTION__EXCLUSIVE": "always",  # whatever the chunk size
+        "KVFLOW_EVICTION__EXCLUSIVE": "always",  # whatever the chunk size, but never above a storage tier
         "KVFLOW_COSTS__PREFILL_TOKEN_S": "1e-3",  # slow enough for holding programs to pay
         "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
         "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
@@ -312,18 +316,25 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-storage", action="store_true", help="no tier below the host, so that it drops copies")
     parser.add_argument("--no-kvflow", action="store_true", help="SGLang alone, to tell whose fault a fault is")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        with server(Path(folder), "soak", *FLAGS, *([] if options.no_kvflow else KVFLOW_FLAGS)) as url:
+        flags = [*FLAGS, *(() if options.no_storage else STORAGE_FLAGS), *(() if options.no_kvflow else KVFLOW_FLAGS)]
+        with server(Path(folder), "soak", *flags) as url:
             seen, state = asyncio.run(soak(url, options))
         with server(Path(folder), "reference", "--disable-radix-cache") as url:
             found = asyncio.run(verify(url, seen, options.seed))
     result = {
         "bench": "soak",
         **circumstances(),
-        "settings": {"minutes": options.minutes, "workers": options.workers, "seed": options.seed},
+        "settings": {
+            "minutes": options.minutes,
+            "workers": options.workers,
+            "seed": options.seed,
+            "storage": not options.no_storage,
+        },
         "counts": {**seen.counts, "prompts": len(seen.answers), "differing": len(seen.differing)},
         "answers": found,
         "end": state,
@@ -333,6 +344,8 @@ def main() -> None:
     print(json.dumps(result["counts"] | found))
     if found["wrong"] or state.get("degraded") or any(state.get("left", {}).values()):
         raise SystemExit("something broke; see above")
+    if state and options.no_storage and not state["stats"]["dropped_copy_tokens"]:
+        raise SystemExit("no copy was dropped, so that this has not been tried")
 
 
 if __name__ == "__main__":

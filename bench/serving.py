@@ -27,6 +27,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flags", default="", help="further flags of SGLang, e.g. '--attention-backend triton'")
 
 
+def require_whole(url: str) -> None:
+    """Make sure that no part of a server's kvflow, if it has one, has failed: it would measure something else.
+
+    Raises:
+        SystemExit: names the parts.
+    """
+    response = httpx.get(f"{url}/kvflow/v1/status", timeout=60, trust_env=False)
+    if response.status_code == httpx.codes.NOT_FOUND:
+        return
+    status = response.raise_for_status().json()
+    if status["degraded"] or not status["seams_hold"]:
+        raise SystemExit(f"parts of kvflow failed, and SGLang went on without them: {status['degraded']}; see its log")
+
+
 @contextmanager
 def serve(options: argparse.Namespace, flags: Sequence[str], env: Mapping[str, str]) -> Iterator[httpx.Client]:
     """Run a server for the length of a ``with`` block.
@@ -51,3 +65,4 @@ def serve(options: argparse.Namespace, flags: Sequence[str], env: Mapping[str, s
         )
         with server as started, httpx.Client(base_url=started.url, timeout=600) as client:
             yield client
+            require_whole(started.url)

@@ -19,13 +19,18 @@ GPUS = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=
 
 
 def circumstances() -> dict[str, Any]:
-    """Time, command, git state, machine and versions; what is not installed has no version.
+    """Time, command, git state, machine, settings by variables, and versions; what is not installed has no version.
 
-    Absolute paths of the command are cut to their last part, and API keys left out.
+    Absolute paths are cut to their last part, and API keys left out.
     """
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _command(sys.argv),
+        "variables": {
+            name: "…" if name.endswith("_KEY") else _without_folders(value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith("KVFLOW_")
+        },
         "git": _git(),
         "machine": {
             "cpu": _cpu(),

@@ -28,8 +28,8 @@ class Pace:
     """Learns the time from a step's start to its end, per workflow type and agent, and per workflow.
 
     A workflow's own factor says how slow it is relative to its peers (longer outputs, a slower client, a worse place in
-    the queue): seconds taken over seconds expected, both fading, mixed with four steps of exactly the expected length
-    and kept within [1/8, 8].
+    the queue): seconds taken over seconds expected, both fading, mixed with four steps of exactly the expected length;
+    8 at most, and since eight steps count at most, 1/3 at least.
 
     What cannot be used (a negative or infinite time, an empty or overlong name) is ignored. Steps of more than 10^5 s
     count as 10^5 s.
@@ -155,4 +155,4 @@ class _Own:
         if expected_s <= 0:
             return 1.0
         peers_s = _OWN_SHRINKAGE * expected_s / self._steps
-        return min(_MOST, max(1 / _MOST, (self._taken_s + peers_s) / (expected_s + peers_s)))
+        return min(_MOST, (self._taken_s + peers_s) / (expected_s + peers_s))

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import get_args
 
+from kvflow.config import ExclusiveMode
 from kvflow.errors import ConfigError
 from kvflow.policy import make_policy
 from kvflow.sim.admission import Admission
@@ -63,6 +64,7 @@ class Plan:
     admission: Admission = "fcfs"
     prefetch: bool = False
     guard: bool = True
+    exclusive: ExclusiveMode = "auto"
     waits: Waits = field(default_factory=Waits)
 
     @property
@@ -87,6 +89,7 @@ class Plan:
             concurrency=setup.concurrency,
             admission=self.admission,
             prefetch=self.prefetch,
+            exclusive=self.exclusive,
             seed=seed,
             waits=self.waits,
         )

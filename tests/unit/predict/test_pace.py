@@ -68,15 +68,12 @@ def test_one_step_says_little_about_a_workflow():
     assert pace.factor("w") == pytest.approx(1.2, abs=0.05)
 
 
-@pytest.mark.parametrize(("seconds", "factor"), [(1e5, 8), (0.0, 1 / 8)])
+@pytest.mark.parametrize(("seconds", "factor"), [(1e5, 8), (0.0, 1 / 3)])
 def test_the_pace_of_a_workflow_is_bounded(seconds, factor):
     pace = Pace()
-    for index in range(100):
-        pace.observe_step(f"w{index}", "t", "a", 1.0)
-    pace.observe_step("w", "t", "a", seconds)
-    assert 1 / 8 <= pace.factor("w") <= 8
-    if factor > 1:
-        assert pace.factor("w") == factor
+    for index in range(2000):
+        pace.observe_step("w" if index % 40 == 39 else f"w{index}", "t", "a", seconds if index % 40 == 39 else 1.0)
+    assert pace.factor("w") == pytest.approx(factor, abs=0.05)
 
 
 def test_times_of_nothing_are_no_error():
