@@ -44,11 +44,13 @@ lint: $(READY)
 types: $(READY)  ## pyright; needs node, so it is not part of `make test`
 	@$(BIN)/pyright
 
-unit: $(READY)  ## everything that needs no SGLang, in seconds
+unit: $(READY)  ## everything that needs no SGLang
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit tests/property tests/client tests/test_house.py
 
 test: $(READY) $(OLD_SGLANG)/.ready $(FRAMEWORKS)/.ready lint unit  ## every test
-	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q tests/client/test_langgraph.py tests/client/test_openai_agents.py
+	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q \
+		tests/client/test_langgraph.py tests/client/test_openai_agents.py \
+		tests/client/test_openai.py tests/client/test_httpx.py tests/client/test_segments.py
 	@$(ENGINE_TESTS) -n 2 --dist loadfile -m beside
 	@$(ENGINE_TESTS) -m "not beside"
 

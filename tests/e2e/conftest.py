@@ -19,6 +19,7 @@ from kvflow.patches.cpu.model import build_model
 from tests import forking
 
 COMMON = ("--page-size", "16", "--sleep-on-idle", "--enable-metrics", "--max-running-requests", "8")
+READ_WHEN_USED = {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER"}
 HOST_TIER = ("--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-write-policy", "write_through")
 
 
@@ -94,7 +95,8 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     ) -> Iterator[Server]:
         log = tmp_path_factory.mktemp("server") / "log"
         environment = {"KVFLOW_STRICT": "1", **(env or {})}
-        if not any(name.startswith("SGLANG_") for name in environment):  # its modules read some when imported
+        own = environment.keys() - READ_WHEN_USED
+        if not any(name.startswith("SGLANG_") for name in own):  # SGLang reads these when it is imported
             options.setdefault("spawn", forking.spawn)
         with (
             launch_server(folder, log_path=log, extra_args=[*COMMON, *flags], env=environment, **options) as process,

@@ -56,6 +56,7 @@ def test_a_load_by_command_waits_until_a_long_prompt_is_computed(loading: Server
         time.sleep(0.1)
         (outcome,) = loading.events(command_action("kv.prefetch", target=TARGET, ttl_s=60))
         assert outcome["status"] in ("accepted", "deferred"), outcome
+        assert not long.done(), "it came too late"
         assert long.result()["meta_info"]["prompt_tokens"] == LONG_TOKENS
     until(loading, "prefetches", 1)
     assert loading.step("w", "a", text("a", CONTEXT_TOKENS))["text"] == said
@@ -69,6 +70,7 @@ def test_a_copy_waits_until_a_long_prompt_is_computed(copying: Server) -> None:
         time.sleep(0.1)
         (outcome,) = copying.events(command_action("kv.retain", target=TARGET, ttl_s=60))
         assert outcome["status"] == "accepted", outcome
+        assert not long.done(), "it came too late"
         assert long.result()["meta_info"]["prompt_tokens"] == LONG_TOKENS
     assert copying.step("w", "a", text("a", CONTEXT_TOKENS))["text"] == said
     assert copying.get("status")["degraded"] == {}

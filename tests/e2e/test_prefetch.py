@@ -12,7 +12,6 @@ import pytest
 from kvflow.cli.explain import stalls_of, waits_of
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
-from tests import forking
 from tests.e2e.conftest import HOST_TIER, Server
 from tests.e2e.test_commands import command
 from tests.e2e.test_eviction import FIXED_TOKENS, GRAPH, text
@@ -36,7 +35,7 @@ def slow_link(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
     env["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(tmp_path_factory.mktemp("storage"))
     flags = ("--enable-kvflow", "--max-total-tokens", str(DEVICE_TOKENS), *HOST_TIER, "--admin-api-key", "owner")
     owner = {"Authorization": "Bearer owner"}
-    with start(*flags, env=env, headers=owner, spawn=forking.spawn) as server:
+    with start(*flags, env=env, headers=owner) as server:
         server.client.put("/kvflow/v1/graphs/t", json=GRAPH).raise_for_status()
         yield server
 

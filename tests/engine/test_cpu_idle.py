@@ -13,7 +13,7 @@ from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper
 
 from kvflow.patches.cpu.idle import let_copies_run
 
-pytestmark = [pytest.mark.engine, pytest.mark.beside]
+pytestmark = [pytest.mark.engine]
 
 
 @pytest.fixture

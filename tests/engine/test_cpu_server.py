@@ -17,6 +17,7 @@ import pytest
 from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import HOST, ServerProcess, free_port, launch_server
 from kvflow.patches.cpu.model import ModelSpec, build_model
+from tests import forking
 from tests.plugins import write_plugin
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -158,7 +159,14 @@ def throttled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("throttled")
     write_plugin(folder, "kvflow_test_loader", LOADER)
     variables = {"KVFLOW_CPU_LINK_BYTES_PER_S": str(BYTES_PER_S), "LOADER_FOLDER": str(folder)}
-    started = launch_server(model, log_path=folder / "log", extra_args=HOST_TIER, env=variables, python_path=[folder])
+    started = launch_server(
+        model,
+        log_path=folder / "log",
+        extra_args=HOST_TIER,
+        env=variables,
+        python_path=[folder],
+        spawn=forking.spawn,
+    )
     with started as server, Client(server) as client:
         yield client, Loader(folder)
 
@@ -234,15 +242,16 @@ def test_a_server_whose_port_is_taken_meanwhile_starts_on_another(
         taken.listen()
         ports = [taken.getsockname()[1], free_port()]
         monkeypatch.setattr("kvflow.patches.cpu.launch.free_port", iter(ports).__next__)
-        with launch_server(model, log_path=tmp_path / "log") as server:
+        with launch_server(model, log_path=tmp_path / "log", spawn=forking.spawn) as server:
             assert server.url == f"http://{HOST}:{ports[1]}"
             assert httpx.get(f"{server.url}/get_model_info", trust_env=False).status_code == httpx.codes.OK
 
 
 @pytest.mark.beside
 def test_a_server_that_cannot_start_says_why(model: Path, tmp_path: Path) -> None:
+    flags = ["--kv-cache-dtype", "fp8_e4m3"]
     with (
         pytest.raises(ServerUnavailableError, match="--kv-cache-dtype fp8_e4m3"),
-        launch_server(model, log_path=tmp_path / "log", extra_args=["--kv-cache-dtype", "fp8_e4m3"]),
+        launch_server(model, log_path=tmp_path / "log", extra_args=flags, spawn=forking.spawn),
     ):
         pytest.fail("it started")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from kvflow.cli import app
 from kvflow.predict.evaluate import evaluate
+from kvflow.predict.trials.uses import UseTrial
 from kvflow.trace import (
     Event,
     Join,
@@ -120,18 +122,26 @@ def test_several_agents(chance):
     assert ahead.below_median == pytest.approx(0.5, abs=0.2)
 
 
-def test_time_is_reckoned_by_thread(chance):
-    """A sub-agent of 30 s: the parent's context is used again when it has been joined."""
+def times_s(events: list[Event]) -> Counter[float | None]:
+    """How long after their forecasts contexts were used again; None if they were not."""
+    trial = UseTrial()
+    for event in events:
+        trial.take(event)
+    trial.finish()
+    return Counter(case.after_s for case in trial._cases)
+
+
+def test_time_is_reckoned_by_thread():
+    """A sub-agent of 30 s: the parent's context is used again when it has been joined, and is not used soon."""
     events: list[Event] = []
     for n in range(40):
         w = f"w{n}"
         events += [WorkflowStart(workflow=w, type="t"), call(w, 0, "boss"), Spawn(workflow=w, child="sub")]
         events += [call(w, each, "helper", thread="sub", llm_s=10.0) for each in (1, 2, 3)]
         events += [Join(workflow=w, child="sub"), call(w, 4, "boss"), WorkflowEnd(workflow=w)]
-    uses = evaluate(events).uses
-    assert uses["pause"].timed + uses.get("ahead", uses["pause"]).timed >= 40
-    longer = [event for event in events if not (isinstance(event, LLMCall) and event.thread == "sub")]
-    assert evaluate(longer).uses["pause"].timed >= 40
+    alone = [event for event in events if not (isinstance(event, LLMCall) and event.thread == "sub")]
+    assert times_s(events) == {0.0: 80, 30.0: 40, None: 80}
+    assert times_s(alone) == {0.0: 40, None: 40}
 
 
 def test_unknown_times_are_left_out(chance):

@@ -201,8 +201,9 @@ def test_repetition_fills_neither_the_index_nor_the_answer(period: int) -> None:
     text = TEXT[:period] * (3000 // period)
     assert texts.put("", segment(text))
     assert sum(map(len, texts._index.values())) <= 4 * period
-    at = 0
-    for match in find(texts, text, min_tokens=64):
+    at, found = 0, list(find(texts, text, min_tokens=64))
+    assert found
+    for match in found:
         assert match.start >= at
         assert match.end - match.start >= 64
         at = match.end
