@@ -70,7 +70,7 @@ def start(model: Path, folder: Path, policy: str, costs: Profile) -> Any:
     flags += ["--max-running-requests", str(MAX_RUNNING)]
     environment = {f"KVFLOW_COSTS__{name.upper()}": str(value) for name, value in asdict(costs.costs).items()}
     environment |= {"KVFLOW_CPU_LINK_BYTES_PER_S": str(LINK_BYTES_S), "KVFLOW_STRICT": "1"}
-    environment["KVFLOW_GUARD__ENABLED"] = "false"
+    environment |= {"KVFLOW_GUARD__ENABLED": "false", "KVFLOW_COSTS__LEARN_COMPUTE": "false"}
     return launch_server(model, log_path=folder / f"{policy}.log", extra_args=flags, env=environment)
 
 

@@ -297,6 +297,7 @@ def server(folder: Path, name: str, *flags: str) -> Iterator[str]:
         "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder / "storage"),
         "KVFLOW_EVICTION__EXCLUSIVE": "always",  # whatever the chunk size, but never above a storage tier
         "KVFLOW_COSTS__PREFILL_TOKEN_S": "1e-3",  # slow enough for holding programs to pay
+        "KVFLOW_COSTS__LEARN_COMPUTE": "false",
         "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
         "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",

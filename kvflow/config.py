@@ -156,6 +156,8 @@ class Costs(_Section):
     """Seconds to load one token from host to device, until some have been measured."""
     learn_loads: bool = True
     """Measure ``load_token_s`` while serving."""
+    learn_compute: bool = True
+    """Measure by how much prefill batches and decode steps take longer than these costs say, and go by that."""
     storage_token_s: float = Field(default=4.4e-5, ge=0)
     """Seconds to fetch one token from storage to host."""
     prefill_step_s: float = Field(default=8.0e-3, ge=0)

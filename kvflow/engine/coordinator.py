@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvflow.engine.boundary import FixedPromptBoundary
@@ -139,11 +139,13 @@ class Coordinator:
             clock.now_s = now_s
             clock.version += 1
 
-    def learn_load_s(self, token_s: float) -> None:
-        """Take over how long loading one token takes, as the ordered messages tell it."""
-        if token_s > 0:
-            self.costs.load_token_s = token_s
-            self.claims.clock.version += 1
+    def learn_costs(self, learned: Mapping[str, float]) -> None:
+        """Take over measured times, as the ordered messages tell them.
+
+        Args:
+            learned: by attribute of :class:`~kvflow.policy.ServingCosts`, seconds.
+        """
+        self.claims.clock.version += self.costs.learn(learned)
 
     def fixed_tokens(self, claim: PromptClaim, tokens: Sequence[int]) -> int:
         """Length of the fixed part of this prompt in tokens, as declared or else as observed.

@@ -42,7 +42,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         settings = config.load()
         require_servable(settings.eviction.policy)
         self.unit_tokens = unit_tokens(params.page_size)
-        costs = ServingCosts(**settings.costs.model_dump(exclude={"learn_loads"}))
+        costs = ServingCosts(**settings.costs.model_dump(exclude={"learn_loads", "learn_compute"}))
         self.coordinator = Coordinator(settings.eviction.policy, costs, cached=self._has, unit_tokens=self.unit_tokens)
         self.accounting = Accounting(self.unit_tokens, settings.telemetry.ghost_pages)
         self.trust = Trust(settings.guard, self.coordinator, self.unit_tokens)

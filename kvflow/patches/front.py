@@ -24,6 +24,7 @@ from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
 from kvflow.patches import claim, commands_http, health, malformed
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
+from kvflow.patches.learning import learned_costs
 from kvflow.patches.locating import find_slots
 from kvflow.patches.mail import Mail
 from kvflow.patches.messages import KvflowAnswer, KvflowCommanded, KvflowQuery
@@ -294,7 +295,7 @@ class Front:
                 note("expiry")
 
     async def _listen(self) -> None:
-        """Hear from the schedulers how long requests and loads take, and tell all ranks alike."""
+        """Hear from the schedulers how long requests, loads and batches take, and tell all ranks alike."""
         while True:
             await asyncio.sleep(_LISTEN_S)
             try:
@@ -306,9 +307,8 @@ class Front:
                 loads_s = [each["reload_s"] for each in waits if each["reload_s"] is not None]
                 if loads_s:
                     self.plane.forecaster.reload_s = fmean(loads_s)
-                tokens_s = [each["load_token_s"] for each in waits if each["load_token_s"]]
-                if tokens_s and self.settings.costs.learn_loads:
-                    self.mail.post(load_token_s=fmean(tokens_s))
+                if costs := learned_costs(waits, self.settings.costs):
+                    self.mail.post(costs=costs)
             except ServerUnavailableError:
                 logger.debug("the schedulers are too busy to say how long requests wait")
             except Exception:

@@ -6,7 +6,7 @@ A message of its own wakes an idle scheduler, whose idle pass the request behind
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -38,20 +38,20 @@ class Mail:
         self._rides = args.dp_size == 1 and not getattr(args, "language_only", False)
         self._updates: list[dict[str, Any]] = []
         self._feedback: list[tuple[str, float]] = []
-        self._load_token_s = 0.0
+        self._costs: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def post(
         self,
         updates: Sequence[WorkflowUpdate] = (),
         *,
-        load_token_s: float = 0.0,
+        costs: Mapping[str, float] | None = None,
         feedback: Sequence[tuple[str, float]] = (),
     ) -> None:
         """Send the time, and what else is given, to every rank of every replica, ahead of later requests."""
         self._updates += [update.to_wire() for update in updates]
         self._feedback += feedback
-        self._load_token_s = load_token_s or self._load_token_s
+        self._costs |= costs or {}
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._send)
 
@@ -74,10 +74,8 @@ class Mail:
         """What is waiting, which then waits no more."""
         if self._timer is not None:
             self._timer.cancel()
-        message = KvflowUpdates(
-            now_s=self._clock(), load_token_s=self._load_token_s, updates=self._updates, feedback=self._feedback
-        )
-        self._timer, self._updates, self._feedback, self._load_token_s = None, [], [], 0.0
+        message = KvflowUpdates(now_s=self._clock(), costs=self._costs, updates=self._updates, feedback=self._feedback)
+        self._timer, self._updates, self._feedback, self._costs = None, [], [], {}
         return message
 
 
@@ -100,7 +98,7 @@ def unpack(self: Any, recv_reqs: list[Any], *args: Any, **kwargs: Any) -> None:
 
 
 def _loaded(envelope: KvHintsEnvelope, updates: KvflowUpdates) -> KvHintsEnvelope:
-    payload = {name: getattr(updates, name) for name in ("now_s", "load_token_s", "updates", "feedback")}
+    payload = {name: getattr(updates, name) for name in ("now_s", "costs", "updates", "feedback")}
     action = KvHintAction(action_id=UPDATES_TYPE, action_type=UPDATES_TYPE, action_version="1", payload=payload)
     return replace(envelope, actions=[*envelope.actions, action])
 

@@ -13,12 +13,12 @@ class KvflowUpdates(BaseReq, kw_only=True):
 
     Attributes:
         now_s: clock of the control plane, so that all ranks have the same.
-        load_token_s: how long loading one token takes, as measured; 0 if nothing new is known.
+        costs: what has been measured of them, seconds by name.
         feedback: workflows and their outcomes.
     """
 
     now_s: float
-    load_token_s: float = 0.0
+    costs: dict[str, float] = msgspec.field(default_factory=dict)
     updates: list[dict[str, Any]] = msgspec.field(default_factory=list)
     feedback: list[tuple[str, float]] = msgspec.field(default_factory=list)
 

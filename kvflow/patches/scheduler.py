@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.utils import TypeBasedDispatcher
 
+from kvflow.errors import KVFlowError
 from kvflow.patches import reuse_hooks, switch
 from kvflow.patches.guard import degraded, note
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery, KvflowUpdates
@@ -35,7 +36,7 @@ def take_updates(cache: Any, message: KvflowUpdates) -> None:
     if not isinstance(cache, KvflowRadixCache):
         return
     cache.coordinator.tick(message.now_s)
-    cache.coordinator.learn_load_s(message.load_token_s)
+    cache.coordinator.learn_costs(message.costs)
     cache.commands.tick()
     for update in message.updates:
         try:
@@ -56,7 +57,8 @@ def answer(cache: Any, message: KvflowQuery) -> KvflowAnswer:
         data = OPERATIONS[message.op](cache, **message.arguments)
         return KvflowAnswer(query_id=message.query_id, data=data)
     except Exception as error:
-        note(f"answering {message.op}")
+        if not isinstance(error, KVFlowError):  # else somebody has asked for what does not exist
+            note(f"answering {message.op}")
         return KvflowAnswer(query_id=message.query_id, error=f"{type(error).__name__}: {error}")
 
 
@@ -67,6 +69,7 @@ def _status(cache: Any) -> dict[str, Any]:
         "guard": cache.trust.as_dict() if active else None,
         "now_s": cache.coordinator.claims.clock.now_s if active else None,
         "queue_s": cache.coordinator.claims.clock.queue_s if active else None,
+        "costs": asdict(cache.coordinator.costs) if active else None,
         "cache": type(cache).__name__,
         "tree_core": type(getattr(cache, "tree_core", None)).__name__,
         "reuse": getattr(cache, "kvflow_reuse_problem", "") or "on",
@@ -94,12 +97,15 @@ def _stats(cache: KvflowRadixCache, reset: bool = False) -> dict[str, Any]:
 
 
 def _waits(cache: KvflowRadixCache) -> dict[str, Any]:
-    """What can be learned of this server: how long requests wait, and how long loads take, if there were any."""
+    """What can be learned of this server: how long requests wait, and how long loads and batches take, if known."""
     counters = cache.accounting.counters
+    speed = cache.timing.speed if cache.timing is not None else None
     return {
         "queue_s": cache.coordinator.claims.clock.queue_s,
         "reload_s": counters.load_back_s / counters.load_backs if counters.load_backs else None,
         "load_token_s": counters.load_back_s / counters.load_back_tokens if counters.load_back_tokens else None,
+        "prefill_factor": speed.prefill_factor if speed is not None else None,
+        "decode_factor": speed.decode_factor if speed is not None else None,
     }
 
 

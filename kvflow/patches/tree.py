@@ -30,6 +30,7 @@ from kvflow.patches.prefetch import Prefetch
 from kvflow.patches.residency import Residency
 from kvflow.patches.seams import Feature, Role
 from kvflow.patches.splicer import Splicer
+from kvflow.patches.timing import Timing
 from kvflow.patches.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class KvflowRadixCache(UnifiedRadixCache):
             self.tree_core.on_left = self.prefetch.left
         self.commands = CacheCommands(self, settings)
         self.residency = Residency(self)
+        self.timing = Timing(self.coordinator.costs) if settings.costs.learn_compute else None
         self._tagging = Guard("claims")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 

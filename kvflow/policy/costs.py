@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 _LEAST_STEP_S = 1e-3
 """No decode step is taken to be shorter."""
+_SAME = 0.02
+"""A time that has changed by less than this share stays."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +39,13 @@ class ServingCosts:
     decode_step_s: float = 8.0e-3
     decode_sequence_s: float = 1.0e-5
     decode_context_token_s: float = 4.0e-8
+
+    def learn(self, learned: Mapping[str, float]) -> bool:
+        """Take over times that have been measured, by attribute; tells whether any has changed much."""
+        news = {name: time_s for name, time_s in learned.items() if abs(time_s - getattr(self, name)) > _SAME * time_s}
+        for name, time_s in news.items():
+            setattr(self, name, time_s)
+        return bool(news)
 
     def compute_s(self, start_tokens: float, end_tokens: float) -> float:
         """Seconds to compute tokens ``start`` to ``end`` of a prompt whose first ``start`` tokens are cached."""

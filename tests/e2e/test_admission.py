@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 DEVICE_TOKENS = 2048
 PROGRAMS, TURNS = 6, 3
 SLOW_PREFILL = {"KVFLOW_COSTS__PREFILL_TOKEN_S": "0.001", "KVFLOW_COSTS__LOAD_TOKEN_S": "0.001"}
-SLOW_PREFILL |= {"KVFLOW_COSTS__LEARN_LOADS": "0"}
+SLOW_PREFILL |= {"KVFLOW_COSTS__LEARN_LOADS": "0", "KVFLOW_COSTS__LEARN_COMPUTE": "0"}
 """A machine on which contexts are dear, so that it pays to hold programs back."""
 
 

@@ -149,6 +149,6 @@ def test_an_order_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch
 
 def test_the_settings_have_the_defaults_of_what_they_set() -> None:
     settings = config.Settings()
-    assert ServingCosts(**settings.costs.model_dump(exclude={"learn_loads"})) == ServingCosts()
+    assert ServingCosts(**settings.costs.model_dump(exclude={"learn_loads", "learn_compute"})) == ServingCosts()
     assert GuardSettings(**settings.guard.model_dump(exclude={"enabled"})) == GuardSettings()
     assert settings.eviction.policy == "cost"
