@@ -80,7 +80,7 @@ class GraphBook:
         learner = self._new.pop(workflow_type, None) or TransitionLearner(workflow_type)
         (self._proven if learner.runs > 1 else self._new)[workflow_type] = learner
         if len(self._new) + len(self._proven) > self._max_types:
-            too_many_new = len(self._new) > self._max_types * _NEW_SHARE or not self._proven
+            too_many_new = len(self._new) > max(1, self._max_types * _NEW_SHARE) or not self._proven
             (self._new if too_many_new else self._proven).popitem(last=False)
         return learner
 

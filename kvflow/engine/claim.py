@@ -37,6 +37,8 @@ class Claim:
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
         requests: how many requests use it now, or wait to.
         placed: that request has its memory, so that what counts is the use after it.
+        replicated: predictions reach several servers, and each request only one of them.
+        asked_here: that request is at this one.
         pause_s: how long after that request has been answered, as far as known.
         held_s: how long the use will be put off, because other programs have their turn.
         let_in_s: when its program's turn came last; the control plane's clock.
@@ -64,6 +66,8 @@ class Claim:
     requests: int = 0
     pause_s: float | None = None
     placed: bool = False
+    replicated: bool = False
+    asked_here: bool = False
     held_s: float = 0.0
     let_in_s: float = 0.0
     tail_pending: bool = False
@@ -107,8 +111,10 @@ class Claim:
 
     @property
     def waited_for(self) -> bool:
-        """Whether a request waits to use it."""
-        return self.since_s is not None and not (self.placed and self.pause_s is not None)
+        """Whether a request waits to use it, and not at another server."""
+        if self.since_s is None or (self.replicated and not self.asked_here):
+            return False
+        return not (self.placed and self.pause_s is not None)
 
     @property
     def expected(self) -> bool:
@@ -171,7 +177,8 @@ class Claim:
         since_s = prediction.since_s if prediction is not None else None
         self.pause_s = prediction.pause_s if prediction is not None else None
         self.requests = prediction.requests if prediction is not None else 0
-        self.placed &= since_s == self.since_s
+        if since_s != self.since_s:
+            self.placed = self.asked_here = False
         before = (self.steps, self.pinned, self.probability, self.due_s, self.since_s)
         if before == (steps, pinned, probability, due_s, since_s):
             return False

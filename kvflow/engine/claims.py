@@ -18,9 +18,11 @@ class ClaimTable:
 
     Attributes:
         on_ended: told where the contexts of an ended workflow end.
+        replicated: predictions reach several servers, and each request only one of them.
     """
 
     def __init__(self) -> None:
+        self.replicated = False
         self.clock = Clock()
         self.on_ended: Callable[[Node], None] = lambda node: None
         self._workflows: dict[str, dict[str, Claim]] = {}
@@ -84,9 +86,12 @@ class ClaimTable:
             return None
         claim = claims.get(agent)
         if claim is None:
-            claim = claims[agent] = Claim(self.role(workflow_type, agent), workflow_id)
+            claim = claims[agent] = self._start(workflow_id, workflow_type, agent)
             self._contexts += 1
         return claim
+
+    def _start(self, workflow_id: str, workflow_type: str, agent: str) -> Claim:
+        return Claim(self.role(workflow_type, agent), workflow_id, replicated=self.replicated)
 
     def apply(self, update: WorkflowUpdate) -> None:
         """Replace what is known of one workflow. Cost: O(agents of the workflow)."""
@@ -112,8 +117,9 @@ class ClaimTable:
         for prediction in update.claims:
             claim = claims.get(prediction.agent)
             if claim is None:
-                role = self.role(update.workflow_type, prediction.agent)
-                claim = claims[prediction.agent] = Claim(role, update.workflow_id)
+                claim = claims[prediction.agent] = self._start(
+                    update.workflow_id, update.workflow_type, prediction.agent
+                )
                 self._contexts += not update.expected
             changed |= claim.set(prediction)
         self.clock.version += changed

@@ -223,6 +223,13 @@ class Coordinator:
                 enter_fixed(claim, path, fixed.tokens, self.claims.clock.now_s)
         self.claims.clock.version += 1
 
+    def asked(self, claim: PromptClaim) -> None:
+        """A request has come to this server."""
+        held = self.claims.claim_of(claim.workflow_id, claim.agent)
+        if held is not None and not held.asked_here:
+            held.asked_here = True
+            self.claims.clock.version += held.replicated
+
     def answered(self, claim: PromptClaim) -> None:
         """A request has been answered. The control plane will hear of it too, and say more, but later."""
         held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)

@@ -23,6 +23,8 @@ _MOST_CREDIT = 2
 """Earlier gains that can make up for losses, as a multiple of what may be lost."""
 _MEMORY_CAPACITIES = 256
 """Losses and gains fade as the cache is filled anew so many times."""
+_RATE_TOKENS = 1000
+"""Of a prompt whose computing tells by how much costs have changed."""
 _MAX_RUNNING = 16_384
 _MAX_SEEN = 16 * _SHADOW_UNITS
 """Digests remembered to tell what LRU has lost from what is new."""
@@ -127,7 +129,7 @@ class Guard:
         self._host = ShadowLRU()
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._sample = 0
-        self._prompt_s = 0.0
+        self._prompt_s = self._rate_s = 0.0
         self._running: dict[Hashable, tuple[list[int], bool, int]] = {}
         self._looked_up: dict[Hashable, Sequence[int]] = {}
         self._balance_s = self._lru_s = 0.0
@@ -180,6 +182,7 @@ class Guard:
             rest_tokens: its tokens behind the last full unit.
         """
         unit = self._unit_tokens
+        self._keep_up()
         self._looked_up.pop(key, None)
         if not self._sample:
             self._sample = max(1, memory.device_tokens // (unit * _SHADOW_UNITS))
@@ -204,6 +207,16 @@ class Guard:
         remember(self._seen, held, _MAX_SEEN)
         missed_tokens = max(0, len(digests) * unit - device_hit)
         self._judge(actual_s * self._sample, shadow_s * self._sample, missed_tokens, memory)
+
+    def _keep_up(self) -> None:
+        """Have what is remembered in seconds cost what it does now, if costs have been learned anew."""
+        rate_s = self._costs.compute_s(0, _RATE_TOKENS)
+        if rate_s != self._rate_s > 0:
+            scale = rate_s / self._rate_s
+            self._balance_s, self._lru_s, self._prompt_s = (
+                scale * seconds for seconds in (self._balance_s, self._lru_s, self._prompt_s)
+            )
+        self._rate_s = rate_s
 
     def _renew(self) -> None:
         """Touch what requests that wait have found."""

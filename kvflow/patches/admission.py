@@ -97,6 +97,7 @@ class Gate:
             if claim is not None and _counts(req) and req.rid not in self._queued:
                 if getattr(req, "skip_radix_cache_insert", False):  # of what it computes others find nothing
                     claim = replace(claim, fixed_tokens=None)
+                self._cache.coordinator.asked(claim)
                 digests = self._cache.watch.digests(req)
                 self.programs.arrived(req.rid, claim, len(req.origin_input_ids), digests)
         self._queued = rids

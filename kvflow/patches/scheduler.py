@@ -28,6 +28,7 @@ def dispatch(result: None, self: Any) -> None:
     )
     self.tree_cache.kvflow_reuse_problem = reuse_hooks.start(self)
     if isinstance(self.tree_cache, KvflowRadixCache):
+        self.tree_cache.coordinator.claims.replicated = self.server_args.dp_size > 1
         self.tree_cache.commands.tell = self.ipc_channels.send_to_tokenizer.send_output
 
 
@@ -36,7 +37,10 @@ def take_updates(cache: Any, message: KvflowUpdates) -> None:
     if not isinstance(cache, KvflowRadixCache):
         return
     cache.coordinator.tick(message.now_s)
-    cache.coordinator.learn_costs(message.costs)
+    try:
+        cache.coordinator.learn_costs(message.costs)
+    except Exception:
+        note("applying costs")
     cache.commands.tick()
     for update in message.updates:
         try:

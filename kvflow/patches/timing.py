@@ -1,9 +1,12 @@
-"""How long the scheduler's batches take, from their launch or the end of the one before, whichever is later."""
+"""How long the scheduler's batches take to be computed."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
+
+from sglang.srt.managers.utils import is_health_check_generate_req
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from kvflow.engine.speed import Speed
 from kvflow.patches.guard import Guard
@@ -13,9 +16,12 @@ _MOST_UNDER_WAY = 8
 
 
 class Timing:
-    """Times batches that do nothing but compute, on the device's queue, which works them off one by one.
+    """Times batches that do nothing but compute.
 
-    Left out are prefill batches that wait for loads or may reuse texts, those that decode as well, and all speculation.
+    A GPU works off what is launched one by one, so that a batch takes from its launch, or the end of the one before if
+    that is later, until its result is there. A CPU computes while it is launched, and SGLang takes the results over a
+    batch later. Left out are prefill batches that wait for loads or may reuse texts, those that decode as well,
+    health checks, and all of a server that speculates.
 
     Args:
         costs: as they were set.
@@ -38,11 +44,16 @@ class Timing:
     def _launched(self, batch: Any) -> None:
         mode = batch.forward_mode
         work: tuple[Any, ...]
-        if mode.is_decode() and batch.spec_algorithm.is_none():
+        if not batch.spec_algorithm.is_none() or all(map(is_health_check_generate_req, batch.reqs)):
+            return
+        if mode == ForwardMode.DECODE:
             work = (len(batch.reqs), int(batch.seq_lens_cpu.sum()))
-        elif mode.is_extend_without_speculative() and not (mode.is_mixed() or batch.hicache_consumer_index >= 0):
+        elif mode == ForwardMode.EXTEND and batch.hicache_consumer_index < 0:
             work = ([(start, start + new) for start, new in zip(batch.prefix_lens, batch.extend_lens, strict=True)],)
         else:
+            return
+        if str(batch.device).startswith("cpu"):
+            self._took(mode, work, time.monotonic() - batch.launch_ts)
             return
         if len(self._under_way) >= _MOST_UNDER_WAY:
             self._under_way.clear()
@@ -51,16 +62,20 @@ class Timing:
     def _processed(self, batch: Any) -> None:
         now_s = time.monotonic()
         work = self._under_way.pop(batch.forward_iter, None)
-        taken_s = now_s - max(batch.launch_ts or now_s, self._done_s)
-        self._done_s = now_s
+        began_s, self._done_s = max(batch.launch_ts or now_s, self._done_s), now_s
         if work is not None:
-            (self.speed.decoded if batch.forward_mode.is_decode() else self.speed.prefilled)(*work, taken_s)
+            self._took(batch.forward_mode, work, now_s - began_s)
+
+    def _took(self, mode: Any, work: tuple[Any, ...], taken_s: float) -> None:
+        (self.speed.decoded if mode == ForwardMode.DECODE else self.speed.prefilled)(*work, taken_s)
 
 
 def launched(result: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Take note of a batch (hook after ``Scheduler.run_batch``)."""
     timing = getattr(self.tree_cache, "timing", None)
-    if timing is not None and (self.tree_cache.splicer is None or batch.forward_mode.is_decode()):
+    if timing is None or getattr(self, "enable_pdmux", False):
+        return result
+    if self.tree_cache.splicer is None or batch.forward_mode == ForwardMode.DECODE:
         timing.launched(batch)
     return result
 

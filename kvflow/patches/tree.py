@@ -109,6 +109,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         result = super().match_prefix(params)
         if params.req is not None:
             self.watch.looked_up(params.req)
+            if self.coordinator.claims.replicated and (claim := claim_of(params.req)) is not None:
+                self._tagging.run(self.coordinator.asked, claim, default=None)
         return result
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:

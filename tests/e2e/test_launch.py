@@ -265,7 +265,6 @@ def pressure(server: Any) -> None:
         list(pool.map(call, range(30, 40)))
     status = server.get("status")
     assert status["degraded"] == {}
-    assert status["degraded"] == {}
     assert {replica["guard"]["running"] for replica in status["replicas"]} == {0}
 
 

@@ -102,7 +102,7 @@ async def _wait() -> None:
 def test_predictions_come_with_the_request_they_are_ahead_of() -> None:
     async def scene(wire: Wire) -> None:
         wire.post("a", feedback=[("a", 1.0)])
-        wire.post("b", load_token_s=0.5)
+        wire.post("b", costs={"load_token_s": 0.5})
         wire._dispatch_to_scheduler(_request("r"))
         await _wait()
 
@@ -111,7 +111,7 @@ def test_predictions_come_with_the_request_they_are_ahead_of() -> None:
     mail.unpack(None, wire.sent)
     updates, request = wire.sent
     assert [tuple(each) for each in updates.feedback] == [("a", 1.0)]
-    assert (updates.now_s, updates.load_token_s) == (1.0, 0.5)
+    assert (updates.now_s, updates.costs) == (1.0, {"load_token_s": 0.5})
     assert [WorkflowUpdate.from_wire(each).workflow_id for each in updates.updates] == ["a", "b"]
     assert (request.rid, request.kv_hints.actions) == ("r", []), "a request keeps nothing of what came with it"
 

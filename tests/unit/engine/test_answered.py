@@ -133,3 +133,21 @@ def test_a_longer_context_is_known_on_all_nodes_of_the_tail_at_once(coordinator:
     assert coordinator.standing(first).context_tokens == 64
     coordinator.tag(CLAIM, [(second, 128), (first, 64)], 0, first=False)
     assert coordinator.standing(first).context_tokens == coordinator.standing(second).context_tokens == 128
+
+
+def test_what_a_request_at_another_replica_will_use_is_not_waited_for_here() -> None:
+    here, there = Coordinator("cost"), Coordinator("cost")
+    for replica in (here, there):
+        replica.claims.replicated = True
+        replica.tick(10.0)
+        asking(replica, pause_s=4.0)
+    here.asked(CLAIM)
+    assert held_by(here).waited_for
+    assert held_by(here).likelihood == 1.0
+    assert not held_by(there).waited_for
+    assert held_by(there).likelihood == 0.5
+    assert held_by(there).next_s(there.claims.clock) > 4.0
+    for replica in (here, there):  # another request, which comes to neither of them yet
+        prediction = ClaimPrediction(agent="a", steps=0, since_s=12.0, pause_s=4.0)
+        replica.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=(prediction,)))
+    assert not held_by(here).waited_for

@@ -332,3 +332,22 @@ def test_sampling_measures_the_same_regret(monkeypatch: pytest.MonkeyPatch) -> N
         lost.append(guard.regret.lost_tokens)
     assert lost[0] == 200 * 8 * UNIT
     assert lost[1] == pytest.approx(lost[0], rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
+def test_costs_that_are_learned_anew_make_no_old_loss_a_larger_one(factor: float) -> None:
+    """A quarter of a prompt was lost that LRU would have kept; then the machine turns out to be faster or slower."""
+    costs = ServingCosts(attention_token_s=0.0)
+    guard, view = Guard(costs, UNIT), memory(1000, chunk_units=8)
+
+    def ask(turn: int, name: int, found_units: int) -> None:
+        guard.started(turn, chain(name, 32), device_hit=found_units * UNIT, host_hit=0, memory=view)
+        guard.ended(turn, chain(name, 32), memory=view)
+
+    ask(0, 1, 0)
+    ask(1, 1, 24)
+    assert guard.share < 1
+    costs.learn({"prefill_token_s": factor * costs.prefill_token_s})
+    for turn in range(2, 120):
+        ask(turn, turn, 0)
+    assert guard.share == 1
