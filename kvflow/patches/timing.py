@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang.srt.managers.utils import is_health_check_generate_req
@@ -30,7 +32,7 @@ class Timing:
     def __init__(self, costs: ServingCosts) -> None:
         self.speed = Speed(costs)
         self._done_s = 0.0
-        self._under_way: dict[int, tuple[Any, ...]] = {}
+        self._under_way: dict[int, Callable[[float], None]] = {}
         self._guard = Guard("timing")
 
     def launched(self, batch: Any) -> None:
@@ -43,31 +45,28 @@ class Timing:
 
     def _launched(self, batch: Any) -> None:
         mode = batch.forward_mode
-        work: tuple[Any, ...]
         if not batch.spec_algorithm.is_none() or all(map(is_health_check_generate_req, batch.reqs)):
             return
         if mode == ForwardMode.DECODE:
-            work = (len(batch.reqs), int(batch.seq_lens_cpu.sum()))
+            took = partial(self.speed.decoded, len(batch.reqs), int(batch.seq_lens_cpu.sum()))
         elif mode == ForwardMode.EXTEND and batch.hicache_consumer_index < 0:
-            work = ([(start, start + new) for start, new in zip(batch.prefix_lens, batch.extend_lens, strict=True)],)
+            spans = [(start, start + new) for start, new in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
+            took = partial(self.speed.prefilled, spans)
         else:
             return
         if str(batch.device).startswith("cpu"):
-            self._took(mode, work, time.monotonic() - batch.launch_ts)
+            took(time.monotonic() - batch.launch_ts)
             return
         if len(self._under_way) >= _MOST_UNDER_WAY:
             self._under_way.clear()
-        self._under_way[batch.forward_iter] = work
+        self._under_way[batch.forward_iter] = took
 
     def _processed(self, batch: Any) -> None:
         now_s = time.monotonic()
-        work = self._under_way.pop(batch.forward_iter, None)
+        took = self._under_way.pop(batch.forward_iter, None)
         began_s, self._done_s = max(batch.launch_ts or now_s, self._done_s), now_s
-        if work is not None:
-            self._took(batch.forward_mode, work, now_s - began_s)
-
-    def _took(self, mode: Any, work: tuple[Any, ...], taken_s: float) -> None:
-        (self.speed.decoded if mode == ForwardMode.DECODE else self.speed.prefilled)(*work, taken_s)
+        if took is not None:
+            took(now_s - began_s)
 
 
 def launched(result: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class Round:
     server_cpu_s: float | None = None
     client_cpu_s: float | None = None
     peak_memory_bytes: int | None = None
-    stats: dict[str, object] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
     broken_seams: list[str] | None = None
     calls: list[CallRecord] = field(default_factory=list)
     tools: list[ToolRecord] = field(default_factory=list)
