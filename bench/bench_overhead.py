@@ -4,6 +4,7 @@ Servers run side by side on the CPU engine, and the same requests go to them in 
 
 * ``vanilla``: SGLang without kvflow's plugin, which SGLANG_PLUGINS leaves out; only the CPU engine is prepared.
 * ``rust core``, ``python core``: the plugin is installed and off; SGLang's default tree core, and the other.
+* ``again``: as ``rust core``, which shows by how much servers that are the same differ for as long as they run.
 * ``kvflow``: on, without hints.
 * ``hinted``: on, and every request is the only step of a workflow of its own.
 * ``endless``: on, and every request is a step of one of 48 workflows, which never end and call agents at random, so

@@ -89,8 +89,14 @@ def run(options: argparse.Namespace) -> None:
     profile = load_profile(options.profile)
     result |= {"bench": "simulate", **circumstances(), "profile": profile.model_dump()}
     todo = list(missing(options, result["sources"]))
-    plan = Plan(profile=profile, setups=(), policies=options.policies, seeds=range(options.seeds), waits=waits)
-    plan = replace(plan, exclusive="never")  # orders are all that differs
+    plan = Plan(
+        profile=profile,
+        setups=(),
+        policies=options.policies,
+        seeds=range(options.seeds),
+        waits=waits,
+        exclusive="never",
+    )
     simulations = len(plan.all_policies) * options.seeds
     left = total = sum(source.calls * len(source.setups) * simulations for source in todo)
     print(

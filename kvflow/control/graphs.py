@@ -10,6 +10,7 @@ from typing import Any
 from kvflow.graph import AgentStepGraph, TransitionLearner, from_dict
 
 _NEW_SHARE = 0.25
+"""Of all types, those that have had one run and are sure of their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

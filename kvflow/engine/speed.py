@@ -15,6 +15,7 @@ _WINDOW = 256
 _LEAST = 16
 """Batches before anything is told."""
 _MOST = 1000.0
+"""No factor is larger, or smaller than one by it: what was set is of another kind of machine then."""
 
 
 class Speed:

@@ -109,6 +109,7 @@ class KvflowRadixCache(UnifiedRadixCache):
         result = super().match_prefix(params)
         if params.req is not None:
             self.watch.looked_up(params.req)
+            # with admission its arrival has been told already, but without it by nobody
             if self.coordinator.claims.replicated and (claim := claim_of(params.req)) is not None:
                 self._tagging.run(self.coordinator.asked, claim, default=None)
         return result

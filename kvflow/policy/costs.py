@@ -41,7 +41,17 @@ class ServingCosts:
     decode_context_token_s: float = 4.0e-8
 
     def learn(self, learned: Mapping[str, float]) -> bool:
-        """Take over times that have been measured, by attribute; tells whether any has changed much."""
+        """Take over times that have been measured.
+
+        Args:
+            learned: seconds by attribute.
+
+        Returns:
+            Whether any has changed much.
+
+        Raises:
+            AttributeError: there is no such time; none is taken over.
+        """
         news = {name: time_s for name, time_s in learned.items() if abs(time_s - getattr(self, name)) > _SAME * time_s}
         for name, time_s in news.items():
             setattr(self, name, time_s)
