@@ -29,7 +29,9 @@ from kvflow.client.settings import ClientSettings, HintMode, from_environment
 from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
 
 MAX_PENDING = 1024
-LINGER_S = 0.05
+LINGER_S = 0.2
+"""How long facts wait for a request to take them along: longer than quick tools take, because a post costs both sides
+milliseconds and a fact that rides a fraction of one; shorter than the pauses for which it matters who waits."""
 EXIT_FLUSH_S = 0.5
 _POLL_S = 1.0
 """How often servers that take no facts for now are looked at again."""
