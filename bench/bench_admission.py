@@ -1,8 +1,8 @@
 """What running only the programs that fit gains, on every trace of a folder, in simulation.
 
-Three arms on servers too small for the programs that run at a time, without a host tier and with one, and on one that
-holds all: SGLang as it is (LRU, first come first served), kvflow's eviction, and kvflow's eviction and admission. Arms
-face the same programs in the same order. Results go to a JSON file after every source, and what is in it already is not
+Four arms on servers too small for the programs that run at a time, without a host tier and with one, and on one that
+holds all: SGLang as it is (LRU, first come first served), SGLang's longest prefix first, kvflow's eviction, and kvflow's
+eviction and admission. Arms face the same programs in the same order. Results go to a JSON file after every source, and what is in it already is not
 simulated again; docs/admission-results.md is made from it.
 
 Usage: python bench/bench_admission.py DATA [--sources swe tau] [--seeds 2] [--calls 600] [--jobs 2] [--inclusive]
@@ -36,6 +36,7 @@ SERVERS = ((0.33, 0.0), (0.33, 0.67), (1.5, 0.0))
 """Device and host tier, as shares of what the programs that run at a time hold."""
 ARMS: dict[str, tuple[str, Admission]] = {
     "lru": ("lru", "fcfs"),
+    "lpm": ("lru", "lpm"),
     "cost": ("cost", "fcfs"),
     "cost + admission": ("cost", "workflow"),
 }
@@ -48,8 +49,9 @@ Made by `bench/bench_admission.py` from `bench/results/admission.json`; do not e
 
 Completion times of programs as multiples of those with LRU and first come, first served: the mean, the 95th percentile,
 and the worst of all programs, each against its own time there. **Bold is worse** than that by more than 1 % (for single
-programs: more than twice as long). Where there is a host tier, contexts are loaded ahead in all other columns. Programs
-with a prompt too long for the smallest device are left out.
+programs: more than twice as long). `lpm` is SGLang's order by the longest prefix that is cached, above its LRU. Where
+there is a host tier, contexts are loaded ahead in kvflow's columns. Programs with a prompt too long for the smallest
+device are left out.
 """
 
 
@@ -112,7 +114,7 @@ def _simulated(task: tuple[str, int]) -> dict[str, Any]:
     settings = SimSettings(
         policy=policy,
         admission=admission,
-        prefetch=arm != BASELINE and host > 0,
+        prefetch=policy != "lru" and host > 0,
         exclusive="never" if options.inclusive else "auto",
         device_tokens=device,
         host_tokens=host,
