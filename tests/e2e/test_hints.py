@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -311,6 +312,7 @@ def test_graphs_are_declared_shown_and_refused(server: Any) -> None:
     assert server.get("graphs/shown")["declared"] is True
     mermaid = server.client.get("/kvflow/v1/graphs/shown", params={"format": "mermaid"})
     assert mermaid.text.startswith(("graph", "flowchart"))
+    assert server.client.get("/kvflow/v1/graphs/shown", params={"format": "dot"}).text.startswith("digraph")
     bad = {"name": "t", "edges": [["START", "a"], {"from": "a", "to": "a", "probability": 3}]}
     response = server.client.put("/kvflow/v1/graphs/shown", json=bad)
     assert response.status_code == 400
@@ -368,9 +370,11 @@ def test_metrics_are_up_to_date_once_nothing_runs(server: Any) -> None:
 
 
 @pytest.mark.beside
-def test_a_lenient_server_that_learns_its_ttls(start: Callable[..., Any]) -> None:
-    settings = {"KVFLOW_INTAKE__STRICT": "false", "KVFLOW_PIN__TTL": "learned"}
-    with start("--enable-kvflow", "--max-total-tokens", "2048", env=settings) as server:
+def test_a_lenient_server_that_learns_its_ttls(start: Callable[..., Any], tmp_path: Path) -> None:
+    settings = tmp_path / "kvflow.yaml"
+    settings.write_text("intake: {strict: false}\npin: {ttl: learned}\n")
+    flags = ("--kvflow-config", str(settings), "--max-total-tokens", "2048")
+    with start(*flags, env={"KVFLOW_ENABLE": "1"}) as server:
         assert server.generate("hello", kv_hints=BAD)["output_ids"]
         response = server.client.post("/v1/chat/completions", json=chat_body("w") | {"kv_hints": BAD})
         assert response.status_code == 200

@@ -9,6 +9,7 @@ from sglang.srt.server_args import ServerArgs
 
 from kvflow.errors import UnsupportedEngineError
 from kvflow.patches.flags import refuse_unsupported
+from kvflow.replay.arms import PRESETS, Arm
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
@@ -48,3 +49,12 @@ def test_what_kvflow_cannot_serve_is_refused(
 def test_the_usual_flags_are_served(parser: argparse.ArgumentParser) -> None:
     flags = ["--enable-hierarchical-cache", "--tp-size", "2", "--dp-size", "2", "--schedule-policy", "lpm"]
     refuse_unsupported(parser.parse_args(["--model-path", "m", *flags]))
+
+
+@pytest.mark.parametrize("arm", [arm for arm in PRESETS.values() if not arm.kvflow], ids=lambda arm: arm.name)
+def test_what_arms_of_sglangs_own_ask_for_is_understood(parser: argparse.ArgumentParser, arm: Arm) -> None:
+    common = ["--model-path", "m", "--enable-hierarchical-cache"]
+    plain, parsed = parser.parse_args(common), parser.parse_args([*common, *arm.flags])
+    changed = [name for name, value in vars(parsed).items() if value != getattr(plain, name)]
+    assert len(changed) == sum(flag.startswith("--") for flag in arm.flags)
+    refuse_unsupported(parsed)
