@@ -1,9 +1,9 @@
 """What running only the programs that fit gains, on every trace of a folder, in simulation.
 
 Four arms on servers too small for the programs that run at a time, without a host tier and with one, and on one that
-holds all: SGLang as it is (LRU, first come first served), SGLang's longest prefix first, kvflow's eviction, and kvflow's
-eviction and admission. Arms face the same programs in the same order. Results go to a JSON file after every source, and what is in it already is not
-simulated again; docs/admission-results.md is made from it.
+holds all: SGLang as it is (LRU, first come first served), its longest prefix first, kvflow's eviction, and that with
+its admission. Arms face the same programs in the same order. Results go to a JSON file after every source, and what is
+in it already is not simulated again; docs/admission-results.md is made from it.
 
 Usage: python bench/bench_admission.py DATA [--sources swe tau] [--seeds 2] [--calls 600] [--jobs 2] [--inclusive]
        python bench/bench_admission.py --page      only write the page again
