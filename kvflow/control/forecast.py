@@ -78,10 +78,18 @@ class Forecaster:
         """Learn how long after a step of an agent the next one began."""
         self.between.observe_step(workflow.workflow_id, workflow.workflow_type, agent, seconds)
 
-    def workflow_ended(self, workflow: Workflow, *, ended: bool) -> None:
-        """Learn how often the workflow's contexts were used."""
+    def workflow_ended(self, workflow: Workflow, *, ended: bool, guessed: bool = False) -> None:
+        """Learn how often the workflow's contexts were used.
+
+        Args:
+            workflow: which is over, or lost sight of.
+            ended: it is known to be over.
+            guessed: nobody says of such ones that they are over, so that all are lost sight of once they are: to count
+                them as having lived at least that long would make them immortal.
+        """
         for agent, context in workflow.contexts.items():
-            self.survival.observe(workflow.workflow_type, agent, context.turns, ended=ended)
+            if not guessed:
+                self.survival.observe(workflow.workflow_type, agent, context.turns, ended=ended)
             if ended:
                 self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=True)
         self.pace.forget(workflow.workflow_id)
@@ -148,14 +156,14 @@ class Forecaster:
             if workflow.children:  # it waits for a sub-workflow, and silence says nothing
                 probability = max(probability, again)
             return probability, round(min(due_s for _, due_s in uses), 2)
-        if _is_declared(workflow, agent):
+        if ahead is None:  # only the graph's earliest step is known, or nothing at all
+            later = 1.0 if steps is not None else 0.0
+        if _is_declared(workflow, agent) or context is None or not context.turns:
             later *= alive()
-        elif context is not None and context.turns:
+        else:
             later, due_s = self._return(workflow, agent, context, now_s)
             if ahead is None or ahead.steps is None:
                 return later, due_s
-        if ahead is None:  # only the graph's earliest step is known, or nothing at all
-            later = 1.0 if steps is not None else 0.0
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             return later, round(now_s + (steps or 0.0) * self._turn_s(workflow, agent), 1)
         left_s = max(self._step_left_s(workflow, agent, step, now_s) for step in workflow.steps_before(agent))

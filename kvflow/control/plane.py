@@ -148,7 +148,7 @@ class ControlPlane:
             idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
             if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
                 self._retire(workflow, ended=False)
-            elif workflow.workflow_id in self.threads and _unlikely(workflow.sent):
+            elif workflow.workflow_id in self.threads and _unlikely(workflow):
                 self._retire(workflow, ended=False)  # a guess, from which nothing is to be learned
             else:
                 expired = workflow.expire_pins(now_s)
@@ -305,6 +305,11 @@ class ControlPlane:
         """Whose a live workflow is, as its program or else itself says; empty if neither does."""
         return self._workflows.tenant_of(workflow_id)
 
+    def type_of(self, workflow_id: str) -> str | None:
+        """The type of a live workflow, which the first fact of it says."""
+        workflow = self._workflows.get(workflow_id)
+        return workflow.workflow_type if workflow is not None else None
+
     def program_of(self, workflow_id: str) -> str:
         """The workflow at the root of a live one."""
         return self._workflows.program_of(workflow_id)
@@ -344,10 +349,11 @@ class ControlPlane:
         self._untold.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
         )
+        guessed = workflow.workflow_id in self.threads
         self.threads.ended(workflow.workflow_id)
         if not ended:
             self._remember(workflow)
-        self.forecaster.workflow_ended(workflow, ended=ended)
+        self.forecaster.workflow_ended(workflow, ended=ended, guessed=guessed)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             (learner.finish if ended else learner.forget)(workflow.workflow_id)
@@ -377,9 +383,10 @@ def starts_step(fact: Fact) -> TypeGuard[StepFact]:
     return isinstance(fact, StepFact) and fact.event == "start" and fact.agent != END
 
 
-def _unlikely(update: WorkflowUpdate | None) -> bool:
+def _unlikely(workflow: Workflow) -> bool:
     """Whether no context of a workflow is in use, or at all likely to be used again."""
-    claims = update.claims if update is not None else ()
+    told = workflow.sent.claims if workflow.sent is not None else ()
+    claims = [claim for claim in told if claim.agent in workflow.contexts]
     return all(claim.since_s is None and claim.probability < _UNLIKELY for claim in claims) and bool(claims)
 
 

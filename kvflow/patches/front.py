@@ -271,12 +271,13 @@ class Front:
     def _claim(self, step: StepFact) -> PromptClaim:
         """Whose prompt a request carries; its fixed part as the request says, or else as the graph does."""
         fixed_tokens = step.fixed_prompt_tokens
-        known = self.plane.graphs.find(step.workflow_type) if fixed_tokens is None else None
+        workflow_type = self.plane.type_of(step.workflow_id) or step.workflow_type
+        known = self.plane.graphs.find(workflow_type) if fixed_tokens is None else None
         if known is not None and step.agent in known.graph:
             fixed_tokens = known.graph.fixed_prompt_tokens(step.agent)
         return PromptClaim(
             workflow_id=step.workflow_id,
-            workflow_type=step.workflow_type,
+            workflow_type=workflow_type,
             agent=step.agent,
             fixed_tokens=fixed_tokens,
             program_id=self.plane.program_of(step.workflow_id),

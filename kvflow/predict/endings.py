@@ -95,9 +95,11 @@ class _Kinds:
 
     def factor(self, kind: str) -> float:
         """Return by how much the odds of a further step are better after this kind than on average."""
-        steps, lasts = self._counts[None]
-        # One imagined step that was the last one and one that was not: neither is ever impossible.
-        share = (lasts + self._unit) / (steps + 2 * self._unit)
+        all_steps, all_lasts = self._counts[None]
+        # One imagined step that was the last one and one that was not, of all kinds as real ones are: neither is ever
+        # impossible, and where no kind is known to differ, none does.
+        share = (all_lasts + self._unit) / (all_steps + 2 * self._unit)
         steps, lasts = self._counts.get(kind, (0.0, 0.0))
-        own = (lasts + _SHRINKAGE * self._unit * share) / (steps + _SHRINKAGE * self._unit)
+        imagined, shrinkage = self._unit * steps / all_steps, _SHRINKAGE * self._unit
+        own = (lasts + imagined + shrinkage * share) / (steps + 2 * imagined + shrinkage)
         return (1 - own) / own * share / (1 - share)

@@ -70,3 +70,13 @@ async def test_where_health_checks_cannot_be_told_they_are_never_asked_and_nothi
     monkeypatch.delattr(constants, "HEALTH_CHECK_RID_PREFIX")
     assert await manager.questions() == 0
     assert not any(timer.done() for timer in manager._kvflow_front._timers)
+
+
+async def test_a_request_is_of_the_type_that_its_workflow_began_with(manager: Manager) -> None:
+    started = front.Front.of(manager)
+    await started.hints(envelope([step_action(workflow_id="typed", workflow_type="review", agent="a")]))
+    again = envelope([step_action(workflow_id="typed", agent="b")])
+    carried = started.admit(again).envelope
+    assert carried is not None
+    (claim,) = [each["payload"] for each in carried["actions"] if each["action_type"] == "kvflow.claim"]
+    assert (claim["workflow_type"], claim["agent"]) == ("review", "b")

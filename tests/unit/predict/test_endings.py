@@ -59,6 +59,16 @@ def test_agents_of_one_kind_of_step_are_left_alone():
     assert endings.again("t", "a", "", 0.4) == pytest.approx(0.4, abs=0.01)
 
 
+@pytest.mark.parametrize("kinds", [("",), ("", "ls"), ("", "ls", "ls", "ls")])
+def test_where_no_step_was_ever_the_last_one_no_kind_says_anything(kinds):
+    endings = Endings()
+    for _ in range(100):
+        for kind in kinds:
+            endings.observe("t", "a", kind, last=False)
+    assert endings.again("t", "a", kinds[-1], 0.6) == pytest.approx(0.6)
+    assert endings.again("t", "a", "unseen", 0.6) == pytest.approx(0.6)
+
+
 def test_drift_is_followed():
     endings = Endings()
     for last, count in ((True, 5000), (False, 5000)):
