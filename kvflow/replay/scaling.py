@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
+from zlib import crc32
 
 from kvflow.trace import LLMCall, Piece, Program, ThreadEvent, ToolEnd
 
@@ -23,7 +25,8 @@ def scaled(program: Program, tokens: float, time: float) -> Program:
 class _Scaler:
     """Scales a program call by call, because a prompt keeps part of an earlier one's context.
 
-    Contents are scaled by position, so that two slices of one content still meet where they met.
+    Contents are scaled by position, so that two slices of one content still meet where they met. Positions are rounded
+    up or down by the content's name, as often as it takes for many short pieces to be a fraction of what they were.
     """
 
     def __init__(self, program: Program, tokens: float, time: float) -> None:
@@ -60,22 +63,24 @@ class _Scaler:
             kept = after if prompt.keep_tokens >= before else min(after, self._kept(prompt.base, prompt.keep_tokens))
         pieces: list[Piece] = []
         for piece in prompt.add:
-            start, end = self._position(piece.offset), self._position(piece.offset + piece.tokens)
+            start, end = (self._position(piece.content, at) for at in (piece.offset, piece.offset + piece.tokens))
             if end > start:
                 pieces.append(Piece(piece.content, end - start, start))
         if not kept and not pieces:
             pieces = [Piece(prompt.add[0].content, 1, 0)] if prompt.add else []
-        output_tokens = max(1, self._position(call.output_tokens))
+        output_tokens = max(1, self._position(call.output, call.output_tokens))
         tokens = kept + sum(piece.tokens for piece in pieces)
         self._tokens[call.call] = (prompt.tokens + call.output_tokens, tokens + output_tokens)
-        return call.model_copy(
+        small = self._scaled[call.call] = call.model_copy(
             update={
                 "prompt": prompt.model_copy(update={"keep_tokens": kept, "add": tuple(pieces)}),
                 "output_tokens": output_tokens,
-                "fixed_tokens": None if call.fixed_tokens is None else self._position(call.fixed_tokens),
                 "delay_s": None if call.delay_s is None else call.delay_s * self._time,
             }
         )
+        if call.fixed_tokens is None:
+            return small
+        return small.model_copy(update={"fixed_tokens": min(tokens, self._kept(call.call, call.fixed_tokens))})
 
     def _kept(self, base: str, tokens: int) -> int:
         """What has become of the first tokens of a call's context, which was scaled piece by piece."""
@@ -86,9 +91,16 @@ class _Scaler:
         kept, left = small.prompt.keep_tokens, tokens - call.prompt.keep_tokens
         for piece in call.prompt.add:
             taken = min(piece.tokens, left)
-            kept += self._position(piece.offset + taken) - self._position(piece.offset)
+            kept += self._position(piece.content, piece.offset + taken) - self._position(piece.content, piece.offset)
             left -= taken
-        return kept + min(small.output_tokens, self._position(left))
+        return kept + min(small.output_tokens, self._position(call.output, left))
 
-    def _position(self, tokens: int) -> int:
-        return tokens * self._factor.numerator // self._factor.denominator
+    def _position(self, content: str, tokens: int) -> int:
+        numerator, denominator = self._factor.numerator, self._factor.denominator
+        return (tokens * numerator * 2**32 + _phase(content) * denominator) // (denominator * 2**32)
+
+
+@cache
+def _phase(content: str) -> int:
+    """From what fraction of a token on positions in a content are rounded up, in 2^-32; as good as drawn at random."""
+    return crc32(content.encode())
