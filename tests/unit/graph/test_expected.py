@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from kvflow.graph import END, START, AgentStepGraph, NextUse, expected_steps, steps_until_next
+from kvflow.graph import END, START, AgentStepGraph, NextUse, expected_steps
 from kvflow.graph.expected import NEVER
 
 
@@ -63,27 +63,27 @@ def test_alternatives_among_the_satisfied_edges_are_still_open():
     assert expected_steps(graph, (), {("a", "c")})["c"].probability == 1
 
 
-def test_too_many_states_fall_back_to_the_steps():
+def test_too_many_states_are_estimated():
     graph = AgentStepGraph().edge(START, "p")
     for name in map(str, range(12)):
         graph.edge("p", name).edge(name, name, probability=0.5).edge(name, "j", probability=0.5)
     graph.agent("j", join="all").chain("j", "last", END)
-    steps = steps_until_next(graph, {"p"})
     found = expected_steps(graph, {"p"})
-    assert {name: use.steps for name, use in found.items()} == steps
-    assert found["j"] == NextUse(probability=1, steps=2)
+    assert found["7"] == NextUse(probability=1, steps=1)
+    assert found["j"] == NextUse(probability=pytest.approx(1), steps=pytest.approx(3))
     assert found["p"] == NEVER
+    assert expected_steps(graph, {"p"}, horizon=2)["j"] == NextUse(probability=0.5, steps=2)
     assert expected_steps(graph, {"p"}, horizon=2)["last"] == NEVER
 
 
 def test_joins_that_wait_in_a_large_graph_are_paid_for():
-    """Twelve draws have as many outcomes as moves are allowed, and each of them would ask 200 joins."""
+    """Ten draws have as many outcomes as moves are allowed, and each of them would ask 200 joins."""
     graph = AgentStepGraph().chain(START, "hub").chain(START, "before", "slow")
-    for name in (f"draw {n}" for n in range(12)):
+    for name in (f"draw {n}" for n in range(10)):
         graph.edge(START, name).edge(name, "drawn", probability=0.5).edge(name, END, probability=0.5)
     for name in (f"join {n}" for n in range(200)):
         graph.agent(name, join="all").edge("hub", name).edge("slow", name)
-    active = {"hub", "before", *(f"draw {n}" for n in range(12))}
+    active = {"hub", "before", *(f"draw {n}" for n in range(10))}
     began_s = time.process_time()
     found = expected_steps(graph, active)
     assert time.process_time() - began_s < 1.0
@@ -91,14 +91,14 @@ def test_joins_that_wait_in_a_large_graph_are_paid_for():
 
 
 def test_edges_of_a_large_graph_are_paid_for():
-    """Eleven alternatives at once among thousands of edges that are taken for certain."""
+    """Ten alternatives at once among thousands of edges that are taken for certain."""
     agents = [f"a{n}" for n in range(250)]
     graph = AgentStepGraph("wide")
     for n, agent in enumerate(agents):
         graph.edge("START", agent)
         for other in range(1, 15):
             graph.edge(agent, agents[(n + other) % 250])
-        if n < 11:
+        if n < 10:
             graph.edge(agent, agents[(n + 100) % 250], probability=0.5)
         graph.edge(agent, "END")
     began_s = time.process_time()
@@ -109,7 +109,8 @@ def test_edges_of_a_large_graph_are_paid_for():
 def test_a_small_limit_of_states_is_kept():
     graph = AgentStepGraph().chain(START, *"abcdef").edge("f", "a", probability=0.5)
     assert expected_steps(graph, {"a"})["a"].probability == 0.5
-    assert expected_steps(graph, {"a"}, max_states=3)["a"] == NextUse(probability=1, steps=6)
+    assert expected_steps(graph, {"a"}, max_states=3)["b"] == NextUse(probability=1, steps=1)
+    assert expected_steps(graph, {"a"}, max_states=3)["a"].steps > 6  # an estimate
 
 
 def test_results_are_remembered_but_not_shared():
