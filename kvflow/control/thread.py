@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvflow.engine.boundary import common_prefix
 
 HEAD = 8
-"""Tokens or characters behind the last full unit by which ends are found."""
+"""Tokens or characters behind what is digested by which ends are found."""
 TEMPLATE = 16
 """Tokens or characters at the end of a prompt that may be missing in the next one, at most: chat templates ask for an
 answer in other words than they render it with."""
@@ -23,7 +23,7 @@ class End:
     """Where a prompt ended.
 
     Attributes:
-        digest: of its full units.
+        digest: of its full units, without those that its last TEMPLATE tokens or characters are in.
         rest: what came after them.
         length: of the prompt.
     """
@@ -41,11 +41,11 @@ class End:
         """Whether a prompt goes on here: with all of it, or with more behind and all but the template's last words.
 
         Args:
-            following: what the prompt has behind its units that are the same.
+            following: what the prompt has in the place of `rest`.
             length: of the prompt.
             template: how long the words are with which prompts like it end.
         """
-        common = common_prefix(following[: len(self.rest)], self.rest)
+        common = common_prefix(following, self.rest)
         missing = len(self.rest) - common
         return not missing or (missing < template and length >= self.length + TEMPLATE)
 

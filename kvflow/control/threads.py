@@ -43,7 +43,7 @@ class Threads:
 
     Args:
         most: threads to remember; the one idle for longest is forgotten.
-        unit: tokens, or characters, that are digested at once; shorter prompts are not recognised.
+        unit: tokens, or characters, that are digested at once, TEMPLATE at least; shorter prompts are not recognised.
         quotes: finds answers in prompts; None to take every context for a workflow of its own.
     """
 
@@ -83,11 +83,12 @@ class Threads:
 
         Cost: a digest of the prompt, about 1 ms for 40 k tokens, and fingerprints of what is new in it.
         """
-        chain = digests(prompt, f"{namespace}\0{kind}", self._unit)
-        if not chain:
+        if len(prompt) < self._unit:
             return None
+        name = f"{namespace}\0{kind}"
+        chain = [_named(name), *digests(prompt, name, self._unit)]
         named = {(namespace, kind, mark) for mark in marks[-_MAX_MARKS:]}
-        whose = f"{_named(namespace, kind) if kind else chain[0]:016x}"
+        whose = f"{chain[0] if kind else chain[1]:016x}"
         template = self._template((namespace, whose), tuple(prompt[-TEMPLATE:]))
         thread = self._continued(prompt, chain, named, template)
         if thread is not None:
@@ -100,7 +101,8 @@ class Threads:
         thread.read.extend(new)
         del thread.read[:-_MAX_READ]
         self._threads.move_to_end((thread.workflow_id, thread.agent))
-        self._grow(thread, End(chain[-1], tuple(prompt[len(chain) * self._unit :]), len(prompt)), named)
+        units = (len(prompt) - TEMPLATE) // self._unit  # the next prompt may lack the rest
+        self._grow(thread, End(chain[units], tuple(prompt[units * self._unit :]), len(prompt)), named)
         thread.asking += 1
         thread.over = False
         return StepFact(
@@ -140,25 +142,26 @@ class Threads:
         return self._quotes.marks(text, gram) if self._quotes is not None else ()
 
     def _template(self, agent: tuple[str, str], ending: tuple[int, ...]) -> int:
-        """Length of what the latest prompts of an agent end with that do not end alike; 0 as long as there is one."""
+        """Length of what a prompt ends with as its agent's latest ones do, TEMPLATE at most; 0 for the first."""
         endings = self._endings.setdefault(agent, [])
+        template = min((common_prefix(ending[::-1], other[::-1]) for other in endings), default=0)
         self._endings.move_to_end(agent)
         if len(self._endings) > self._most:
             self._endings.popitem(last=False)
         if ending not in endings:
             endings.append(ending)
             del endings[:-_LATEST]
-        return min((common_prefix(ending[::-1], other[::-1]) for other in endings if other != ending), default=0)
+        return template
 
     def _continued(self, prompt: Sequence[int], chain: Sequence[int], marks: set[Mark], template: int) -> Thread | None:
         """The thread whose prompt this one begins with, or whose marks alone it has, if it waits for no answer."""
-        for units in range(len(chain), 0, -1):
-            following = tuple(prompt[units * self._unit : (units + 1) * self._unit])
-            for head in (following[:HEAD], ()):
-                for thread, end in reversed(self._by_end.get((chain[units - 1], head), ())):
+        for units in range(len(chain) - 1, -1, -1):
+            start = units * self._unit
+            for head in (tuple(prompt[start : start + HEAD]), ()):
+                for thread, end in reversed(self._by_end.get((chain[units], head), ())):
                     if thread.asking or (end.length == len(prompt) and thread.has_gone_on_from(end)):
                         continue
-                    if end.continued_by(following, len(prompt), template):
+                    if end.continued_by(tuple(prompt[start : start + len(end.rest)]), len(prompt), template):
                         return thread
         known = [self._by_mark[mark] for mark in marks if mark in self._by_mark]
         named = {thread for threads in known if len(threads) == 1 for thread in threads}
@@ -239,6 +242,6 @@ class Threads:
             del self._by_mark[mark]
 
 
-def _named(namespace: str, kind: str) -> int:
-    """What stands for an agent that has a name."""
-    return xxh3_64_intdigest(f"{namespace}\0{kind}".encode("utf-8", "surrogatepass"))
+def _named(name: str) -> int:
+    """What stands for an agent that has a name, and for prompts of which nothing is digested yet."""
+    return xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"))

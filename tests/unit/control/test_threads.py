@@ -99,6 +99,43 @@ def test_a_chat_template_may_end_prompts_otherwise_than_it_continues_them() -> N
     assert client.ask([*prompt, 1, 9, *text(100), 1, 2, 3]) == first
 
 
+@pytest.mark.parametrize(("words", "missing"), [(5, 2), (7, 4), (11, 8), (15, 12), (16, 15), (17, 4), (40, 15)])
+@pytest.mark.parametrize("length", [64, 200])
+def test_what_the_template_adds_may_stand_anywhere(length: int, words: int, missing: int) -> None:
+    asks = list(range(2000, 2000 + words))
+    for more in range(64):
+        client = Client()
+        prompt, known = text(length + more - words), set()
+        for _ in range(3):
+            known.add(client.ask(prompt + asks, kind="this one"))
+            prompt += asks[: words - missing] + text(70)
+        assert len(known) == 1, length + more
+
+
+def test_a_prompt_that_lacks_all_that_the_template_added_goes_on_from_none() -> None:
+    client = Client()
+    system, asks = text(300), text(16)
+    assert client.ask(system + asks) != client.ask(system + text(100) + asks)
+
+
+def test_nothing_may_be_missing_before_a_template_is_known() -> None:
+    client = Client()
+    prompt = SYSTEM + text(60)
+    assert client.ask([*prompt, *text(20)]) != client.ask([*prompt, *text(100)])
+
+
+@pytest.mark.parametrize("length", [64, 256, 270, 300])
+@pytest.mark.parametrize("words", [16, 17, 40])
+def test_strangers_are_told_apart_though_all_that_is_known_of_an_agent_is_its_template(length: int, words: int) -> None:
+    system, asks = text(length), list(range(2000, 2000 + words))
+    questions = [[1], [1, 2], [1, 2, *text(8)], [1, 2, 3], [1, 2, *text(40)], [1, *text(40)]]
+    client = Client()
+    known = [client.ask(system + question + asks, kind="this one") for question in questions]
+    assert len(set(known)) == len(questions)
+    longer = [system + question + asks[:-4] + text(30) + asks for question in questions]
+    assert [client.ask(each, kind="this one") for each in longer] == known
+
+
 @pytest.mark.parametrize("length", [256, 270, 300])
 def test_strangers_with_short_questions_are_told_apart_though_nobody_waits(length: int) -> None:
     client = Client()
