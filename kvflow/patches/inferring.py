@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
@@ -73,10 +74,11 @@ class Said:
 
 
 def mark(adapted: Any, request: Any) -> None:
-    """Note what the messages of a chat say of its context: the system prompt, and the tool calls it has results of."""
+    """Note what a chat says of its context: the system prompt that it begins with, and tool calls it has results of."""
     try:
         messages = [plain(message.model_dump(exclude_none=True)) for message in request.messages]
-        fixed = [message.get("content") for message in messages if message.get("role") in _FIXED_ROLES]
+        first = takewhile(lambda message: message.get("role") in _FIXED_ROLES, messages)  # it may say more later
+        fixed = [message.get("content") for message in first]
         marks = [message["tool_call_id"] for message in messages if message.get("tool_call_id")]
         adapted._kvflow_marks = (_digest(fixed) if fixed else "", marks)
     except Exception:

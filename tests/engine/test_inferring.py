@@ -1,0 +1,43 @@
+"""What a chat without hints says of its context: by what it begins with whose it is, by tool calls where it belongs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+from kvflow.patches import inferring
+
+SYSTEM = {"role": "system", "content": "You write code."}
+DEVELOPER = {"role": "developer", "content": "In Python."}
+TASK = [{"role": "user", "content": "Count to three."}, {"role": "assistant", "content": "1 2 3"}]
+
+
+def marks(*messages: dict[str, Any]) -> tuple[str, list[str]]:
+    """Name of the agent, and ids of tool calls."""
+    adapted = SimpleNamespace()
+    inferring.mark(adapted, ChatCompletionRequest(model="m", messages=list(messages)))
+    return adapted._kvflow_marks
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_what_the_system_says_later_makes_it_no_other_agent(role: str) -> None:
+    later = {"role": role, "content": "It is late."}
+    agent, _ = marks(SYSTEM, DEVELOPER, *TASK)
+    assert agent == marks(SYSTEM, DEVELOPER, *TASK, later)[0] == marks(SYSTEM, DEVELOPER, *TASK, later, *TASK, later)[0]
+
+
+def test_all_that_it_says_first_tells_agents_apart() -> None:
+    chats = [[SYSTEM], [SYSTEM, DEVELOPER], [DEVELOPER], [DEVELOPER, SYSTEM]]
+    assert len({marks(*chat, *TASK)[0] for chat in chats}) == len(chats)
+
+
+def test_a_chat_that_begins_with_a_question_names_no_agent() -> None:
+    assert marks(*TASK) == marks(*TASK, SYSTEM) == ("", [])
+
+
+def test_results_of_tool_calls_are_named_wherever_they_stand() -> None:
+    result = {"role": "tool", "tool_call_id": "call-1", "content": "3"}
+    assert marks(SYSTEM, *TASK, result, DEVELOPER, *TASK)[1] == ["call-1"]
