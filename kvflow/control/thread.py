@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from kvflow.engine.boundary import common_prefix
 
 HEAD = 8
-"""Tokens or characters behind what is digested by which ends are found."""
+"""Tokens or bytes behind what is digested by which ends are found."""
 TEMPLATE = 16
-"""Tokens or characters at the end of a prompt that may be missing in the next one, at most: chat templates ask for an
+"""Tokens or bytes at the end of a prompt that may be missing in the next one, at most: chat templates ask for an
 answer in other words than they render it with."""
 
 Mark = tuple[str, str, str]
@@ -23,7 +23,7 @@ class End:
     """Where a prompt ended.
 
     Attributes:
-        digest: of its full units, without those that its last TEMPLATE tokens or characters are in.
+        digest: of its full units, without those that its last TEMPLATE tokens or bytes are in.
         rest: what came after them.
         length: of the prompt.
     """
@@ -57,7 +57,7 @@ class Thread:
     Attributes:
         kind: what its prompts begin with.
         namespace: what keeps equal prompts apart.
-        gram: tokens or characters in a row by which its answers are found in others' prompts.
+        gram: tokens or bytes in a row by which its answers are found in others' prompts.
         parent_id: the workflow that it works for, if that is another one.
         began: end of its first prompt.
         ends: of its prompts, the latest last.

@@ -43,7 +43,7 @@ class Threads:
 
     Args:
         most: threads to remember; the one idle for longest is forgotten.
-        unit: tokens, or characters, that are digested at once, TEMPLATE at least; shorter prompts are not recognised.
+        unit: tokens, or bytes, that are digested at once, TEMPLATE at least; shorter prompts are not recognised.
         quotes: finds answers in prompts; None to take every context for a workflow of its own.
     """
 
@@ -71,12 +71,12 @@ class Threads:
         """Take a request, and say which step of which workflow it is, as a client could have said.
 
         Args:
-            prompt: token ids, or characters.
+            prompt: token ids, or bytes of UTF-8.
             namespace: what keeps equal prompts apart (tenant, cache salt, adapter).
             kind: what names its agent, e.g. its system prompt; empty to go by what the prompt begins with.
             marks: names that hardly any other context has, e.g. ids of tool calls whose results it brings: they tell
                 where a prompt belongs that begins like none.
-            gram: so many tokens, or characters, in a row are enough to tell that a prompt quotes an answer.
+            gram: so many tokens, or bytes, in a row are enough to tell that a prompt quotes an answer.
 
         Returns:
             None for a prompt too short to be recognised.
@@ -119,7 +119,7 @@ class Threads:
             thread.asking -= 1
 
     def said(self, workflow_id: str, agent: str, answer: Sequence[int]) -> None:
-        """Take note of what an agent has answered, in tokens or characters as its prompt."""
+        """Take note of what an agent has answered, in tokens or bytes as its prompt."""
         thread = self._threads.get((workflow_id, agent))
         if thread is None or self._quotes is None:
             return

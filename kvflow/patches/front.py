@@ -172,7 +172,7 @@ class Front:
 
         Args:
             admission: whose.
-            said: the answer to one that says nothing of itself, in tokens or characters as its prompt.
+            said: the answer to one that says nothing of itself, in tokens or bytes as its prompt.
         """
         if admission.reuses:
             self._checker.soon()

@@ -16,8 +16,8 @@ from kvflow.patches.guard import note
 from kvflow.patches.locating import plain
 
 _FIXED_ROLES = ("system", "developer")
-_GRAM_TOKENS, _GRAM_CHARACTERS = 6, 24
-"""What is quoted in tokens or characters is found by runs of so many."""
+_GRAM_TOKENS, _GRAM_BYTES = 6, 24
+"""What is quoted in tokens or bytes is found by runs of so many."""
 
 
 @cache
@@ -38,7 +38,7 @@ def admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
         return
     namespace = _digest([getattr(obj, name, None) for name in ("extra_key", "cache_salt", "lora_path")])
     kind, marks = getattr(obj, "_kvflow_marks", ("", ()))
-    gram = _GRAM_CHARACTERS if obj.input_ids is None else _GRAM_TOKENS
+    gram = _GRAM_BYTES if obj.input_ids is None else _GRAM_TOKENS
     admission = front.infer(prompt, namespace, kind, marks, gram)
     if admission.envelope is not None:
         admissions.append(admission)
@@ -46,7 +46,7 @@ def admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
 
 
 class Said:
-    """What a request without hints has been answered, in tokens or characters as its prompt.
+    """What a request without hints has been answered, in tokens or bytes as its prompt.
 
     Args:
         obj: the request.
@@ -91,7 +91,7 @@ def _digest(told: Any) -> str:
 
 
 def _prompt(obj: Any) -> Sequence[int] | None:
-    """Token ids, or else characters; None for a batch, and for what is neither."""
+    """Token ids, or else bytes of UTF-8; None for a batch, and for what is neither."""
     ids, text = obj.input_ids, obj.text
     if ids is None:
         return list(text.encode()) if isinstance(text, str) else None

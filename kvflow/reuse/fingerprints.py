@@ -52,7 +52,7 @@ def fingerprints(tokens: torch.Tensor, gram: int = GRAM_TOKENS, window: int = WI
 
 
 def marks_of(text: Sequence[int], gram: int) -> list[int]:
-    """Fingerprints of a text without their places, one of every ``gram`` grams of ``gram`` tokens or characters."""
+    """Fingerprints of a text without their places, one of every ``gram`` grams of ``gram`` tokens or bytes."""
     return [mark for _, mark in fingerprints(torch.tensor(text, dtype=torch.int64), gram, window=gram)]
 
 
