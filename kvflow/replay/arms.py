@@ -87,11 +87,11 @@ _SWITCHES = {
 def parse_arm(text: str) -> Arm:
     """Read ``NAME`` of a preset, or ``NAME=SETTINGS``.
 
-    Settings are words: ``@PRESET`` to begin with one; ``hints``, ``no-hints``, ``sessions``, ``no-host``;
+    Settings are words: ``@PRESET``, the first, to begin with one; ``hints``, ``no-hints``, ``sessions``, ``no-host``;
     ``VARIABLE=VALUE`` of the server's environment; a URL of a server that runs; anything else is a flag of SGLang.
 
     Raises:
-        ConfigError: it is neither, or has a URL that is none.
+        ConfigError: it is neither, has settings before its preset, or a URL that is none.
     """
     name, equals, settings = text.partition("=")
     name = name.strip()
@@ -100,10 +100,14 @@ def parse_arm(text: str) -> Arm:
     if not equals:
         return preset(name)
     words = flag_words(settings, f"arm {name!r}")
+    late = next((word for word in words[1:] if word.startswith("@")), None)
+    if late is not None:
+        raise ConfigError(f"arm {name!r} has {late} after other settings, which it would replace: give {late} first")
     arm = Arm(name=name)
     for word in words:
         arm = _with(arm, word)
-    if "--enable-kvflow" in arm.flags and not {"hints", "no-hints"} & set(words) and not settings.startswith("@"):
+    begun = bool(words) and words[0].startswith("@")
+    if "--enable-kvflow" in arm.flags and not {"hints", "no-hints"} & set(words) and not begun:
         arm = replace(arm, hints=True)
     return arm
 

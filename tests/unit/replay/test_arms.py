@@ -31,6 +31,7 @@ def test_programs_tell_what_they_do_only_where_somebody_listens() -> None:
     assert parse_arm("own=--enable-kvflow").hints
     assert not parse_arm("own=--enable-kvflow no-hints").hints
     assert not parse_arm("own=@kvflow-infer").hints
+    assert not parse_arm("own= @kvflow-silent").hints
     assert not parse_arm("own=--schedule-policy lpm").hints
 
 
@@ -78,6 +79,8 @@ def test_a_flag_given_twice_has_the_last_value() -> None:
     [
         (["lur"], "there is no arm 'lur': give one of no-host, lru"),
         (["x=@lur"], "there is no arm 'lur'"),
+        (["x=KVFLOW_PREFETCH__ENABLED=false @kvflow"], "arm 'x' has @kvflow after other settings"),
+        (["x=@lru @kvflow"], "give @kvflow first"),
         (["=--flag"], "is no arm"),
         (["a/b=--flag"], "is no arm"),
         (["x=--flag 'open"], "No closing quotation"),
