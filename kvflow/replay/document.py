@@ -123,7 +123,7 @@ def _shown(event: CallRecord | ToolRecord) -> dict[str, Any]:
     else:
         first_s = event.ended_s if event.first_s is None else event.first_s
         kind = {"what": "call", "name": event.agent, "start_s": event.asked_s, "end_s": event.ended_s}
-        kind |= {"run_s": min(first_s, event.asked_s + (event.queue_s or 0.0)), "first_s": first_s}
+        kind |= {"run_s": event.asked_s + event.queued_before_s, "first_s": first_s}
         kind |= {"prompt_tokens": event.prompt_tokens, "device_tokens": event.device_tokens}
         kind |= {"host_tokens": event.host_tokens, "recomputed_tokens": event.recomputed_tokens}
         kind |= {"output_tokens": event.output_tokens}

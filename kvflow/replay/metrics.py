@@ -180,15 +180,21 @@ def _inter_token_s(call: CallRecord) -> float:
 
 
 def _spent(calls: Sequence[CallRecord], tools: Sequence[ToolRecord], workflows: int) -> dict[str, float]:
-    """Seconds of all calls and tools of a workflow, mean; what runs in parallel counts as often as it runs."""
+    """Seconds of all calls and tools of a workflow, mean; what runs in parallel counts as often as it runs.
+
+    A server says only how long a call waited in all: what is longer than the time to its first token was after that,
+    and no decoding.
+    """
     calls = [call for call in calls if call.first_s is not None]
     workflows = max(1, workflows)
     queued_s = sum(call.queue_s or 0.0 for call in calls)
+    before_s = sum(call.queued_before_s for call in calls)
     first_s = sum((call.first_s or 0.0) - call.asked_s for call in calls)
+    after_s = sum(call.ended_s - (call.first_s or 0.0) for call in calls)
     return {
         "queued_s": queued_s / workflows,
-        "prefilled_s": max(0.0, first_s - queued_s) / workflows,
-        "decoded_s": sum(call.ended_s - (call.first_s or 0.0) for call in calls) / workflows,
+        "prefilled_s": (first_s - before_s) / workflows,
+        "decoded_s": max(0.0, after_s - (queued_s - before_s)) / workflows,
         "tools_s": sum(tool.end_s - tool.start_s for tool in tools) / workflows,
     }
 

@@ -13,7 +13,8 @@ class CallRecord:
     Attributes:
         late_s: how much later it was asked than the trace demands; what the client itself costs.
         first_s: when its first token came; None if none did.
-        queue_s: how long it waited to be run; None if the server does not say.
+        queue_s: how long it waited to be run, also after it was taken out of the batch to make room, which may be after
+            its first token; None if the server does not say.
         longest_pause_s: between two pieces of its answer.
         device_tokens: of its prompt, found in the cache on this tier; as the next two.
         recomputed_tokens: of its prompt, computed although they had been computed before its own first token came.
@@ -37,6 +38,12 @@ class CallRecord:
     storage_tokens: int = 0
     recomputed_tokens: int = 0
     error: str = ""
+
+    @property
+    def queued_before_s(self) -> float:
+        """Of its wait, what can have been before its first token, or its end if there was none."""
+        first_s = self.ended_s if self.first_s is None else self.first_s
+        return min(self.queue_s or 0.0, first_s - self.asked_s)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -59,6 +59,18 @@ def test_numbers_are_those_of_the_records() -> None:
     assert "stall_s" not in found, "nobody measured it"
 
 
+def test_a_wait_after_the_first_token_is_no_part_of_the_time_before_it() -> None:
+    seen = played("a", 0, flows=2)
+    first, second = seen.calls
+    first.asked_s, first.queue_s, first.first_s, first.ended_s = 2.0, 5.0, 3.0, 10.0
+    second.asked_s, second.queue_s, second.first_s, second.ended_s = 2.0, 0.0, 4.0, 6.0
+    found = measures([seen])
+    assert found["queued_s"] == pytest.approx(2.5)
+    assert found["prefilled_s"] == pytest.approx(1.0), "all of the second call's, none of the first one's"
+    assert found["decoded_s"] == pytest.approx((7.0 - 4.0 + 2.0) / 2)
+    assert (first.queued_before_s, second.queued_before_s) == (1.0, 0.0)
+
+
 def test_workflows_of_which_a_call_failed_do_not_count() -> None:
     seen = played("a", 0)
     seen.workflows[11].failed_calls = 1
