@@ -15,10 +15,12 @@ from rich.table import Table
 from kvflow.errors import ConfigError, KVFlowError
 
 if TYPE_CHECKING:
-    from kvflow.replay.compare import Count
+    from kvflow.replay.compare import Change, Count
 
 WORSE = 3
 """Exit status if something has; 1 and 2 are those of errors."""
+UNTOLD = 4
+"""Exit status if no arm has pairs enough to tell."""
 
 
 def compare(
@@ -30,11 +32,13 @@ def compare(
     """Compare two results of kvflow replay, arm by arm, workflow by workflow.
 
     The exit status is 3 if an arm got worse: a larger share of calls failed, completion grew by more than the
-    threshold and its 95 % interval says so, or the arm or its load is missing.
+    threshold and its 95 % interval says so, or the arm or its load is missing. It is 4 if no arm has pairs enough to
+    tell.
 
     Example: kvflow compare main.json branch.json
     """
     from kvflow.replay.compare import changes, surroundings
+    from kvflow.replay.metrics import LEAST_PAIRS
 
     try:
         documents = _read(before), _read(after)
@@ -48,17 +52,22 @@ def compare(
         names = ("completion_s", "ttft_s", "latency_s")
         cells = [_cell(change.paired.get(name)) for name in names]
         failed = f"{_failed(change.before)} → {_failed(change.after)}"
-        verdict = f"[red]worse: {escape(change.problem)}[/red]" if change.problem else ""
-        grid.add_row(str(change.at_once), escape(change.arm), *cells, failed, verdict)
+        grid.add_row(str(change.at_once), escape(change.arm), *cells, failed, _verdict(change))
     console = Console()
     console.print(grid)
     differing = surroundings(*documents)
-    if differing:
-        told = f"Not only kvflow may differ: {'; '.join(differing)}."
-        console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    told = [f"Not only kvflow may differ: {'; '.join(differing)}."] if differing else []
+    paths = zip((before, after), documents, strict=True)
+    told += [f"{path} is of a replay that was broken off." for path, document in paths if document.get("broken_off")]
+    for caution in told:
+        console.print(caution, style="yellow", highlight=False, markup=False, soft_wrap=True)
     console.print("Ratios after/before with their 95 % intervals, over workflows both have.", style="dim")
     if any(change.problem for change in found):
         raise typer.Exit(WORSE)
+    if all(change.too_few for change in found):
+        reason = f"Nothing can be told: it takes {LEAST_PAIRS} workflows of one arm at one load that both results have."
+        console.print(reason, style="yellow", highlight=False, soft_wrap=True)
+        raise typer.Exit(UNTOLD)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -69,6 +78,12 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is no result of kvflow replay")
     return document
+
+
+def _verdict(change: Change) -> str:
+    if change.problem:
+        return f"[red]worse: {escape(change.problem)}[/red]"
+    return "[yellow]too few pairs to tell[/yellow]" if change.too_few else ""
 
 
 def _cell(found: Any) -> str:

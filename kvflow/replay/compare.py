@@ -62,6 +62,12 @@ class Change:
         """Whether there was anything to compare, or nothing where there had been something."""
         return bool(self.paired) or self.after is None or self.more_failed or self.fewer_failed
 
+    @property
+    def too_few(self) -> bool:
+        """Whether it may well be worse, but there are too few pairs to tell."""
+        completion = self.paired.get("completion_s")
+        return not self.problem and completion is not None and not completion.tells
+
 
 def changes(
     before: Mapping[str, Any], after: Mapping[str, Any], threshold: float, *, force: bool = False
