@@ -67,13 +67,16 @@ class PolicyRecord(Record):
         return None if found is None else found.mean
 
     def verdict(self, measure: str = "lost_s") -> Verdict:
-        """Compare a measure with LRU's: different is what differs by more than 1 % and by more than its interval."""
+        """Compare a measure with LRU's: different is what differs by more than 1 % and by more than its interval.
+
+        Without an interval, that is of one seed, nothing is.
+        """
         found = self.relative.get(measure)
         if found is None:
             return Verdict.UNKNOWN
-        if found.mean < 1 - INDISTINCT and (found.high is None or found.high < 1):
+        if found.mean < 1 - INDISTINCT and found.high is not None and found.high < 1:
             return Verdict.BETTER
-        if found.mean > 1 + INDISTINCT and (found.low is None or found.low > 1):
+        if found.mean > 1 + INDISTINCT and found.low is not None and found.low > 1:
             return Verdict.WORSE
         return Verdict.SAME
 

@@ -165,7 +165,8 @@ def _one_server(name: str, record: PolicyRecord) -> str:
     if record.verdict() is Verdict.SAME:
         if abs(1 - found.mean) <= INDISTINCT:
             return f"{name} lost as much time as LRU, within 1 %"
-        return f"{change}, but over {found.n} seeds that may be chance ({interval(found, 2)} of LRU's)"
+        seeds = f"over {found.n} seeds" if found.n > 1 else "of one seed"
+        return f"{change}, but {seeds} that may be chance ({interval(found, 2)} of LRU's)"
     worse = ", which is worse" if found.mean > 1 else ""
     return f"{change}{worse}: {interval(found, 2)} of it"
 
@@ -180,7 +181,7 @@ def cautions(result: Simulation) -> tuple[str, ...]:
             f"{where} device is smaller than the longest request "
             f"({result.longest_request_tokens:,} tokens): such calls are rejected, and cost nothing."
         )
-    if result.seeds < 2:
+    if result.seeds == 1:
         found.append("There is one seed only, so nothing is known of how much chance has to do with it.")
     if any(file.bad_rows for file in result.traces):
         found.append(f"{sum(file.bad_rows for file in result.traces)} rows of the traces could not be used.")

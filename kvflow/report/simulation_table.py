@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvflow.report.simulation_record import PolicyRecord, SetupRecord, Simulation
-from kvflow.report.simulation_rows import BRIEF, Cell, brief_cells, full_rows
+from kvflow.report.simulation_rows import BRIEF, Cell, brief_cells, cautions, full_rows
 from kvflow.report.verdict import Verdict
 
 _STYLES = {Verdict.BETTER: "green", Verdict.WORSE: "red"}
@@ -21,13 +21,14 @@ def simulation_tables(result: Mapping[str, Any]) -> list[RenderableType]:
     """Lay out a simulation document: all measures of a single server, or the headline measures of several.
 
     Cells compared with LRU's are green where they are better and red where they are worse, by more than 1 % and by
-    more than their interval.
+    more than their interval. What must be known before any of it is believed stands below.
 
     Raises:
         ValueError: a field of the document has the wrong type.
     """
     record = Simulation.read(result)
-    return list(_several(record)) if len(record.setups) > 1 else [_single(setup) for setup in record.setups]
+    tables = list(_several(record)) if len(record.setups) > 1 else [_single(setup) for setup in record.setups]
+    return [*tables, *(Text(f"Caution. {caution}", style="yellow") for caution in cautions(record))]
 
 
 def _single(setup: SetupRecord) -> Table:

@@ -101,8 +101,8 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
     ("relative", "verdict"),
     [
         (None, Verdict.UNKNOWN),
-        ({"mean": 0.9}, Verdict.BETTER),
-        ({"mean": 1.1}, Verdict.WORSE),
+        ({"mean": 0.9}, Verdict.SAME),
+        ({"mean": 1.1}, Verdict.SAME),
         ({"mean": 0.995}, Verdict.SAME),
         ({"mean": 1.005, "low": 1.004, "high": 1.006}, Verdict.SAME),
         ({"mean": 0.9, "low": 0.85, "high": 0.95}, Verdict.BETTER),
@@ -166,6 +166,8 @@ def test_headlines_word_losses_like_gains(document: dict[str, Any], single: dict
     for ratio, words in told.items():
         single["setups"][0]["policies"][2]["relative"]["lost_s"] = mean_of(ratio, 0.05)
         assert headline(Simulation.read(single)).replace("\xa0", " ") == words
+    single["setups"][0]["policies"][2]["relative"]["lost_s"] = {"mean": 0.7}
+    assert headline(Simulation.read(single)).endswith("but of one seed that may be chance (0.70 of LRU's)")
     single["setups"][0]["policies"][2]["relative"] = {}
     assert "nothing for cost to gain" in headline(Simulation.read(single))
     del single["setups"][0]["policies"][1:3]
@@ -187,6 +189,14 @@ def test_cautions(single: dict[str, Any]) -> None:
     assert "smaller than the longest request (21,000 tokens)" in found
     assert "one seed only" in found
     assert "3 rows" in found
+
+
+@pytest.mark.parametrize("devices", [(50,), (30, 50)])
+def test_cautions_stand_below_the_tables(devices: tuple[int, ...]) -> None:
+    document = make_document(devices=devices, hosts=(0,))
+    assert "Caution." not in printed(simulation_tables(document))
+    document["traces"][0]["bad_rows"] = 3
+    assert printed(simulation_tables(document)).endswith("Caution. 3 rows of the traces could not be used.\n")
 
 
 @pytest.mark.parametrize("devices", [(50,), (30, 50, 70)])
