@@ -36,19 +36,30 @@ OnBadRow = Callable[[BadRow], None]
 
 
 def read_trace(path: Path, on_bad_row: OnBadRow) -> Iterator[Event]:
-    """Read a trace event by event.
+    """Read a trace event by event, as far as the file is whole.
 
     Args:
         path: the file, gzipped or not.
-        on_bad_row: told of every row that is left out.
+        on_bad_row: told of every row that is left out, and where the file breaks off.
 
     Raises:
-        TraceError: the file does not exist, cannot be read, or is no trace of a version kvflow knows.
+        TraceError: the file does not exist, breaks off before its first event, or is no trace of a version kvflow
+            knows.
     """
     with open_text(path) as file:
-        for line, row in numbered_rows(path, file):
+        rows = numbered_rows(path, file)
+        line, used = 0, False
+        while True:
             try:
+                line, row = next(rows)
                 event = _LINE.validate_json(row)
+            except StopIteration:
+                break
+            except TraceError as error:
+                if not used:
+                    raise
+                on_bad_row(BadRow(str(path), line + 1, str(error)))
+                break
             except ValidationError as error:
                 if line == 1:
                     raise TraceError(f"{path} is not a kvflow trace: {validation_problem(error)}") from None
@@ -58,6 +69,7 @@ def read_trace(path: Path, on_bad_row: OnBadRow) -> Iterator[Event]:
                 continue
             if line == 1:
                 raise TraceError(f"{path} is not a kvflow trace: its first line is not a trace header")
+            used = True
             yield event
 
 

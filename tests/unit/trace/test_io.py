@@ -97,10 +97,22 @@ def test_a_broken_row_is_reported_and_the_rest_is_read(tmp_path: Path, broken: s
     assert str(bad[0]).startswith(f"{path}:4: ")
 
 
-def test_a_file_that_breaks_off_says_where(tmp_path: Path) -> None:
+def test_a_file_that_breaks_off_is_used_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
     write_trace(path, HEADER, EVENTS)
     path.write_bytes(path.read_bytes()[:-20])
+    bad: list[BadRow] = []
+    read = list(read_trace(path, bad.append))
+    assert 0 < len(read) < len(EVENTS)
+    assert read == EVENTS[: len(read)]
+    assert [each.line for each in bad] == [len(read) + 2]
+    assert "cannot be read beyond line" in bad[0].problem
+
+
+def test_a_file_that_breaks_off_before_its_first_event_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    write_trace(path, HEADER, EVENTS)
+    path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(TraceError, match="cannot be read beyond line"):
         list(read_trace(path, pytest.fail))
 
