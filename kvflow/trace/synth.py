@@ -7,8 +7,8 @@
     react        one agent that calls tools, some of them in parallel; ``turns`` answers with tools on average
     supervisor   a supervisor that hands ``turns`` jobs to workers of its choice and reads their results
 
-Every agent has a fixed prompt that all workflows of the trace share. The same options give the same trace, event by
-event.
+Every agent has a fixed prompt that all workflows of the trace share; traces of different seeds share nothing. The same
+options give the same trace, event by event.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _events(kind: str, program: _Program, options: SynthOptions) -> Iterator[Eve
     chance = Random(options.seed)
     now_s = 0.0
     for number in range(options.workflows):
-        run = _Run(kind, f"{kind}-{number}", options, chance)
+        run = _Run(kind, f"{kind}-{options.seed}-{number}", options, chance)
         yield WorkflowStart(workflow=run.workflow, t=round(now_s, 3), type=kind)
         yield from program(run)
         yield WorkflowEnd(workflow=run.workflow)
@@ -140,7 +140,7 @@ class _Run:
         """Let an agent answer; returns its call, and the answer as others read it."""
         self._asked += 1
         call = f"c{self._asked}"
-        fixed = Piece(f"synthetic/{self._kind}/{agent}", self.options.fixed_tokens)
+        fixed = Piece(f"synthetic/{self._kind}-{self.options.seed}/{agent}", self.options.fixed_tokens)
         answer = Piece(f"{self.workflow}/{call}", self.about(self.options.output_tokens))
         pieces = [fixed, *said]
         # A spawned thread's context ends with it; what it shares with others they find by its contents.

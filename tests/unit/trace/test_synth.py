@@ -39,6 +39,18 @@ def test_equal_seeds_give_equal_traces_and_others_do_not(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_traces_of_different_seeds_share_nothing(kind: str) -> None:
+    one, other = (made(kind, workflows=2, seed=seed) for seed in (7, 8))
+    assert contents(one).isdisjoint(contents(other))
+    assert {program.start.workflow for program in one}.isdisjoint(program.start.workflow for program in other)
+
+
+def contents(found: list[Program]) -> set[str]:
+    calls = [call for program in found for call in program.calls]
+    return {piece.content for call in calls for piece in call.prompt.add} | {call.output for call in calls}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_agents_have_fixed_prompts_that_all_workflows_share(kind: str) -> None:
     first: dict[str, set[str]] = {}
     for program in made(kind, workflows=5, agents=3, fixed_tokens=99):
