@@ -110,6 +110,15 @@ class Node:
             node = node.parent
         return node
 
+    @property
+    def resident(self) -> Node:
+        """The deepest of it and those above it that the device has; the root if there is none."""
+        node = self
+        while not node.on_device:
+            assert node.parent is not None
+            node = node.parent
+        return node
+
 
 def backed_up(node: Any) -> bool:
     """Whether the tier below the one the node would leave has a copy."""

@@ -10,6 +10,7 @@ import pytest
 from kvflow.policy import AdmissionMemory
 from kvflow.sim import SimResult, SimSettings, load_profile, simulate
 from kvflow.sim.admission import Admission, LongestPrefix
+from kvflow.sim.request import Request
 from kvflow.trace import Piece, Program, SynthOptions, programs, synthetic_trace
 from tests.unit.sim.world import World
 
@@ -62,6 +63,31 @@ def test_of_those_with_nothing_in_the_cache_one_of_each_beginning_goes_before_th
     names = {request: name for name, request in order.items()}
     arranged = LongestPrefix(world.memory.tree).arrange(list(names), AdmissionMemory(device_tokens=4096))
     assert [names[request] for request in arranged] == ["long", "short", "new", "tiny", "same"]
+
+
+def arranged(world: World, **order: Request) -> list[str]:
+    names = {request: name for name, request in order.items()}
+    waiting = LongestPrefix(world.memory.tree).arrange(list(names), AdmissionMemory(device_tokens=4096))
+    return [names[request] for request in waiting]
+
+
+def test_what_only_the_host_has_makes_nobody_the_second_to_begin_alike() -> None:
+    world = World(host=4096)
+    long = world.ask(Piece("long", 300))
+    for node in world.nodes():
+        node.on_device, node.on_host = False, True
+    first, second = (world.request(Piece(name, 30), after=long) for name in ("a", "b"))
+    new = world.request(Piece("other", 200))
+    assert arranged(world, new=new, first=first, second=second) == ["first", "new", "second"]
+
+
+@pytest.mark.parametrize(("tokens", "order"), [(32, ["first", "new", "second"]), (48, ["first", "second", "new"])])
+def test_a_few_tokens_on_the_device_are_as_good_as_none(tokens: int, order: list[str]) -> None:
+    world = World()
+    short = world.ask(Piece("short", tokens))
+    first, second = (world.request(Piece(name, 30), after=short) for name in ("a", "b"))
+    new = world.request(Piece("other", 200))
+    assert arranged(world, new=new, first=first, second=second) == order
 
 
 def test_beyond_a_hundred_or_so_requests_keep_their_places() -> None:
