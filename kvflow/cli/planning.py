@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from kvflow.errors import ConfigError
+from kvflow.errors import ConfigError, MissingExtraError
 from kvflow.replay.arms import Arm, flag_words
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.engines import HIERARCHICAL, Sizes, cpu_engine, flag_value, gpu_engine, user_engine
@@ -139,6 +140,8 @@ def _engine(asked: Asked, sizes: Sizes) -> Engine:
     engines = {"cpu": cpu_engine, "gpu": gpu_engine}
     if asked.launched_profile not in engines:
         raise ConfigError(f"--profile is {asked.launched_profile!r}: give cpu or gpu")
+    if find_spec("sglang") is None:
+        raise MissingExtraError("sglang", f"launching servers of --profile {asked.launched_profile}")
     return engines[asked.launched_profile](asked.folder, sizes, asked.flags)
 
 

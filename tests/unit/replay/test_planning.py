@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvflow.cli.planning import LEAST_DEVICE_TOKENS, Asked, planned
-from kvflow.errors import ConfigError
+from kvflow.errors import ConfigError, MissingExtraError
 from kvflow.replay.arms import parse_arms
 from kvflow.replay.run import Plan
 from kvflow.replay.work import Load
@@ -49,6 +49,12 @@ def plan(
     made = Plan(arms=tuple(parse_arms(arms, url)), engine=None, load=load or Load(), rounds=rounds)
     (only,) = planned(made, Asked(**(NONE | asked), folder=folder), work, [None])
     return only
+
+
+def test_what_a_profile_lacks_to_launch_its_servers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvflow.cli.planning.find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"--profile cpu needs an optional package: .*\[sglang\]"):
+        plan(tmp_path, workload(64))
 
 
 def test_more_rounds_do_not_change_the_sizes(tmp_path: Path) -> None:
