@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvflow.cli.reading import finite
 from kvflow.errors import ConfigError, KVFlowError
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ UNTOLD = 4
 def compare(
     before: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Result of a replay ...")],
     after: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="... and of another.")],
-    threshold: Annotated[float, typer.Option(min=0, help="Share by which completion may grow.")] = 0.02,
+    threshold: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Share by which completion may grow.")
+    ] = 0.02,
     force: Annotated[bool, typer.Option("--force", help="Compare results of different work, too.")] = False,
 ) -> None:
     """Compare two results of kvflow replay, arm by arm, workflow by workflow.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,13 @@ def told_as_usage() -> Iterator[None]:
         yield
     except KVFlowError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse numbers that are none, which no bound does, and those without end."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
 
 
 def check_folders(*paths: Path | None) -> None:

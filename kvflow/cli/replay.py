@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
 from kvflow.cli.live import ApiKey
-from kvflow.cli.reading import check_folders, check_made, read, told_as_usage, write
+from kvflow.cli.reading import check_folders, check_made, finite, read, told_as_usage, write
 from kvflow.errors import ConfigError, KVFlowError
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ def replay(
         str | None, typer.Option(help="Host tier, likewise; none for no host tier. Profiles: 67%.")
     ] = None,
     link: Annotated[
-        float | None, typer.Option(min=0, help="Bytes per second of the CPU engine's link; 0: no limit. Default 4.9e7.")
+        float | None,
+        typer.Option(
+            min=0, callback=finite, help="Bytes per second of the CPU engine's link; 0: no limit. Default 4.9e7."
+        ),
     ] = None,
     page_tokens: Annotated[
         int | None, typer.Option(min=1, help="SGLang's page size. Profiles: 16; others are asked for theirs.")
@@ -67,13 +70,17 @@ def replay(
     concurrency: Annotated[
         list[int] | None, typer.Option(min=1, help="Programs at once; repeatable. Default: all of them.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(min=0, help="Programs that arrive a minute. Default: all at once.")] = (
-        None
-    ),
-    scale: Annotated[float, typer.Option(min=0.0001, help="Factor of contexts and answers.")] = 1.0,
-    time_scale: Annotated[float, typer.Option(min=0, help="Factor of tools and pauses.")] = 1.0,
-    max_gap: Annotated[float, typer.Option(min=0, help="Longest tool or pause that is kept, in seconds.")] = 600.0,
-    tool_s: Annotated[float, typer.Option(min=0, help="Duration of tools whose time is not recorded.")] = 1.0,
+    rate: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Programs that arrive a minute. Default: all at once.")
+    ] = None,
+    scale: Annotated[float, typer.Option(min=0.0001, callback=finite, help="Factor of contexts and answers.")] = 1.0,
+    time_scale: Annotated[float, typer.Option(min=0, callback=finite, help="Factor of tools and pauses.")] = 1.0,
+    max_gap: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Longest tool or pause that is kept, in seconds.")
+    ] = 600.0,
+    tool_s: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Duration of tools whose time is not recorded.")
+    ] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of every arm.")] = 2,
     keep_servers: Annotated[
         bool, typer.Option("--keep-servers", help="Servers of all arms at once, for many short rounds.")
@@ -85,7 +92,9 @@ def replay(
         str, typer.Option(help="ids: mere token ids. chat: words, in messages, through the model's chat template.")
     ] = "ids",
     tokenizer: Annotated[str | None, typer.Option(help="For --prompts chat, if not the launched model's.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Longest time of one call, in seconds.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, callback=finite, help="Longest time of one call, in seconds.")
+    ] = 600.0,
     folder: Annotated[Path, typer.Option(help="Where rounds are kept; those that are over are not played again.")] = (
         Path(".replay")
     ),
@@ -139,7 +148,7 @@ def replay(
             tokenizer=tokenizer,
             folder=folder,
         )
-        plans = planned(plan, asked, workload, sorted(concurrency) if concurrency else [None])
+        plans = planned(plan, asked, workload, sorted(set(concurrency)) if concurrency else [None])
     _show(console, plans)
     if dry_run:
         return

@@ -51,7 +51,7 @@ def trace_documents(path: Path, count: int, chars: int) -> list[str]:
     """
     try:
         documents = list(_sessions(path, count, chars))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--trace {path}: {type(error).__name__}: {error}") from None
     if not documents:
         raise ConfigError(f"--trace {path} holds no session with messages")
@@ -66,8 +66,10 @@ def ascii_only(text: str) -> str:
 def _sessions(path: Path, count: int, chars: int) -> Iterator[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is no JSON object")
             texts = [message.get("content") or "" for message in row.get("messages", ())]
             text = ascii_only("\n".join(texts[-_TEXTS_PER_DOCUMENT:]))
             if len(text) >= chars:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvflow.demo.arms import Arm, ArmServer
-from kvflow.demo.corpus import source_files
+from kvflow.demo.corpus import source_files, trace_documents
 from kvflow.demo.run import DemoSettings, _play
-from kvflow.errors import ServerUnavailableError
+from kvflow.errors import ConfigError, ServerUnavailableError
 
 SETTINGS = DemoSettings(rounds=1, workflows=2, at_once=2, stagger_s=0.0, prompt_chars=16)
 STOCK = Arm(name="stock", policy="lru", kvflow=False)
@@ -19,6 +19,17 @@ STOCK = Arm(name="stock", policy="lru", kvflow=False)
 
 def test_there_is_a_document_for_every_workflow() -> None:
     assert [len(source_files(count, 100)) for count in (1, 10, 2000)] == [1, 10, 2000]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [("[]", "line 2 is no JSON object"), ('{"messages": ["text"]}', "'str' object has no attribute 'get'")],
+)
+def test_a_row_that_is_no_session_is_told(tmp_path: Path, row: str, told: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f'{{"messages": []}}\n{row}\n')
+    with pytest.raises(ConfigError, match=f"--trace {path}: .*{told}"):
+        trace_documents(path, 2, 100)
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -32,6 +32,25 @@ def test_a_folder_that_is_a_file_is_refused(trace: Path) -> None:
         assert f"{trace} is not a folder: give another --folder" in result.output
 
 
+@pytest.mark.parametrize(
+    "option", ["--link", "--rate", "--scale", "--time-scale", "--max-gap", "--tool-s", "--timeout", "--threshold"]
+)
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_that_is_not_finite_is_refused(trace: Path, option: str, value: str) -> None:
+    words = ("compare", trace, trace) if option == "--threshold" else ("replay", trace, "--dry-run")
+    result = run(*words, option, value)
+    assert result.exit_code == 2, result.output
+    assert f"Invalid value for '{option}'" in result.output
+
+
+def test_a_load_that_is_named_twice_is_played_once(trace: Path, tmp_path: Path) -> None:
+    loads = ("--concurrency", "2", "--concurrency", "1", "--concurrency", "2")
+    result = run("replay", trace, "--url", "http://here:1", *loads, "--folder", tmp_path / "f", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert [f"{at_once} at once" in result.output for at_once in (1, 2)] == [True, True]
+    assert result.output.count(" at once") == 2
+
+
 def test_an_address_that_is_none_is_refused(trace: Path) -> None:
     for words in (("replay", trace, "--url", "http://host:port"), ("explain", "--url", "http://host:port")):
         result = run(*words)
