@@ -261,7 +261,7 @@ class _Run:
 
 
 async def arrive(player: Player, work: list[tuple[float, Program, str]], at_once: int | None) -> None:
-    """Play programs as they arrive.
+    """Play programs as they arrive, and enter how long that took from the first arrival on.
 
     Args:
         player: of the round.
@@ -278,3 +278,5 @@ async def arrive(player: Player, work: list[tuple[float, Program, str]], at_once
     async with asyncio.TaskGroup() as group:
         for each in work:
             group.create_task(one(*each))
+    if work:
+        player.seen.span_s = player.connection.now_s() - work[0][0]

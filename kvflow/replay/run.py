@@ -195,7 +195,6 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
         async with watched(running, client, seen):
             async with connection.telling():
                 await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
-                seen.span_s = connection.now_s()
                 await reached(running, client, seen, connection.lost, connection.refused)
             if ready.kvflow:
                 await counted(client, seen)

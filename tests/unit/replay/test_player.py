@@ -12,7 +12,7 @@ from kvflow.hints import decode_envelope, envelope
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
-from kvflow.replay.player import Player
+from kvflow.replay.player import Player, arrive
 from kvflow.replay.record import CallRecord, Round
 from kvflow.replay.work import Pace
 from kvflow.trace import (
@@ -73,6 +73,21 @@ def played_program(program: Program, workflow_id: str = "w", *, free: bool = Tru
 
     asyncio.run(play())
     return seen
+
+
+def test_a_round_takes_from_the_first_arrival_to_the_last_end() -> None:
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: [call("c")]})
+    seen = Round(arm="a", index=0, seed=0)
+
+    async def play() -> float:
+        connection = Slow(None, Arm(name="a"), free=True, began_s=asyncio.get_running_loop().time())  # type: ignore[arg-type]
+        player = Player(connection, seen, Contents(), Pace(), 16)
+        await arrive(player, [(0.3, program, "first"), (0.4, program, "second")], None)
+        return connection.now_s()
+
+    ended_s = asyncio.run(play())
+    assert seen.span_s == pytest.approx(ended_s - 0.3, abs=0.05)
+    assert len(seen.workflows) == 2
 
 
 def asked_s(seen: Round, name: str) -> float:
