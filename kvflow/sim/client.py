@@ -189,12 +189,12 @@ class Clients:
             done=self._env.event(),
         )
         self._env.process(self._server.submit(request))
-        yield request.done
+        answered: bool = yield request.done  # if it is not longer than the device
         self._brain.answered(claim)
         lost_some = bool(request.hits) and request.hits["device"] + self._pager.page_tokens < call.prompt.keep_tokens
         if lost_some and request.admitted_s is not None and request.first_token_s is not None:
             self._brain.waited(request.admitted_s - request.arrived_s, request.first_token_s - request.admitted_s)
-        self.calls += 1
+        self.calls += answered
         run.contexts[call.call] = whole
         run.tips[call.call] = request.node
         if call.call in run.pending:

@@ -35,6 +35,11 @@ def found_tokens(result: SimResult) -> int:
     return sum(result.counters.hit_tokens.values())
 
 
+def test_a_call_that_is_rejected_is_not_answered() -> None:
+    result = run([call("long", [("a", 600)]), call("short", [("b", 100)])], device_tokens=512)
+    assert (result.calls, result.times.rejected) == (1, 1)
+
+
 def test_a_prompt_that_goes_on_finds_the_whole_context() -> None:
     calls = [call("1", [("task", 10 * PAGE)]), call("2", [("more", 5 * PAGE)], base="1", keep_tokens=11 * PAGE)]
     assert found_tokens(run(calls)) == 11 * PAGE
