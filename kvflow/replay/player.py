@@ -80,10 +80,6 @@ class Player:
         run = _Run(self, program, workflow_id)
         started_s = self.connection.now_s()
         await run.thread(MAIN_THREAD, started_s)
-        awaited = 0
-        while awaited < len(run.threads):  # threads that nobody joins may begin others
-            awaited = len(run.threads)
-            await asyncio.gather(*run.threads.values())
         ended_s = self.connection.now_s()
         await self.connection.over(workflow_id)
         self.seen.workflows.append(
@@ -154,7 +150,16 @@ class _Run:
                 case _:
                     pass
         self._over_s[name] = thread.due_s
+        if name == MAIN_THREAD:
+            await self._others()
         self._connection.say(self._workflow_id, thread.steps.ends())
+
+    async def _others(self) -> None:
+        """Wait for the threads that nobody joins, which may begin others: the workflow is not over before."""
+        awaited = 0
+        while awaited < len(self.threads):
+            awaited = len(self.threads)
+            await asyncio.gather(*self.threads.values())
 
     def _steps(self, thread: str) -> Steps:
         """A thread of its own is a workflow below the program's, of a type named after its first agent."""

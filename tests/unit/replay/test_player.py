@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from kvflow.graph import END
 from kvflow.hints import decode_envelope, envelope
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Answer, Connection
@@ -123,6 +124,12 @@ def test_a_thread_is_joined_that_another_one_spawns_later() -> None:
     spawns = [call("c2", "a"), Spawn(workflow="w", thread="a", child="b")]
     main = [Spawn(workflow="w", child="a"), Join(workflow="w", child="b"), call("c1")]
     assert asked_s(played(main, a=spawns, b=[call("c3", "b")]), "c1") >= 2 * ANSWER_S
+
+
+def test_a_workflow_is_over_when_all_of_its_threads_are() -> None:
+    played([Spawn(workflow="w", child="s"), call("m")], s=[tool("t"), tool("t", 2 * ANSWER_S), call("x", "s")])
+    ends = [said["payload"]["workflow_id"] for said in Slow.said if said["payload"]["agent"] == END]
+    assert ends == ["w/s", "w"]
 
 
 def test_what_no_trace_says_does_not_tell_answers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
