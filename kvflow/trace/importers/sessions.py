@@ -19,7 +19,7 @@ Assumed, beyond what the source says:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -68,6 +68,7 @@ class SessionImporter(Importer):
         for name in dict.fromkeys(call.th for call in session.llm_calls):
             threads[name] = _Thread(workflow, session, name, self._fixed, tool_runs).events()
         _attach(workflow, session, threads, tool_runs)
+        _check_begun(threads)
         times = [message.t for message in session.messages if message.t is not None]
         return [
             WorkflowStart(workflow=workflow, type=framework(session.agent, session.domain), group=session.group),
@@ -194,3 +195,17 @@ def _attach(workflow: str, session: Session, threads: dict[str, list[Timed]], to
         events.insert(start, Timed(first_s, Spawn(workflow=workflow, thread=parent, child=name)))
         end = next((i for i, timed in enumerate(events) if i > start and (timed.at_s or 0.0) > last_s), len(events))
         events.insert(end, Timed(last_s if times else None, Join(workflow=workflow, thread=parent, child=name)))
+
+
+def _check_begun(threads: Mapping[str, Sequence[Timed]]) -> None:
+    """See to it that every thread is spawned by one that is.
+
+    Raises:
+        ValueError: some are not, as those whose parents form a cycle.
+    """
+    begun = [MAIN_THREAD]
+    for name in begun:
+        spawned = [timed.event.child for timed in threads.get(name, ()) if isinstance(timed.event, Spawn)]
+        begun += [child for child in spawned if child not in begun]
+    if lost := sorted(threads.keys() - set(begun)):
+        raise ValueError(f"threads: nothing that leads back to {MAIN_THREAD!r} begins {', '.join(map(repr, lost))}")

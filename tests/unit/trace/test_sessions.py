@@ -336,3 +336,15 @@ def test_the_scenario_of_the_user_belongs_to_the_task_and_not_to_the_fixed_promp
     assert {call.fixed_tokens for call in users} == {next(iter(fixed)).tokens}
     assert users[1].prompt.add[1].tokens == 300
     assert isinstance(users[0], LLMCall)
+
+
+def test_a_session_with_threads_that_begin_each_other_is_reported(imported: Any) -> None:
+    broken = with_side_thread(None)
+    broken["messages"].append(message("assistant", "more", 6.0, "side:2"))
+    broken["llm_calls"].append(llm(6, 70, 5, (5.0, 6.0), th="side:2"))
+    parents = {"side:1": "side:2", "side:2": "side:1"}
+    broken["threads"] = {name: {"parent": parent} for name, parent in parents.items()}
+    found = imported(broken, growing() | {"session_id": "later"})
+    assert [start.workflow for start in found.starts] == ["later"]
+    assert [each.line for each in found.bad] == [1]
+    assert found.bad[0].problem == "threads: nothing that leads back to 'main' begins 'side:1', 'side:2'"
