@@ -97,8 +97,8 @@ class Holdings:
         tails = program.tails_of(contexts, self._unit_tokens)
         answers_tokens = len(requests) * self._typical.generated_tokens
         view.live_tokens = round(live_tokens(tails, likelihood) + answers_tokens)
-        view.busy = any(request.running for request in requests.values())
-        view.waiting = any(not request.running for request in requests.values())
+        view.busy = any(request.under_way for request in requests.values())
+        view.waiting = any(not request.under_way for request in requests.values())
         return bool(program.workflows)
 
     def _idle(self, program: Program, agent: Agent, claim: Claim, *, asks: bool) -> dict[Hashable, Context]:

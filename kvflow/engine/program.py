@@ -40,11 +40,12 @@ class Request:
     """A request of a program.
 
     Attributes:
-        tokens: length of its prompt.
+        tokens: length of its prompt, and of what it had generated before it lost its memory.
         fixed_prompt: the fixed part of it; None if that cannot be told yet.
         arrived_s: when it came.
         digests: of its prompt, one per full unit.
         running: it has been given its memory.
+        interrupted: it has lost that in the middle of its answer, and needs no place to go on with it.
     """
 
     program: Program
@@ -54,6 +55,17 @@ class Request:
     arrived_s: float
     digests: Sequence[int] = ()
     running: bool = False
+    interrupted: bool = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it runs, or has begun to."""
+        return self.running or self.interrupted
+
+    @property
+    def may_run(self) -> bool:
+        """Whether it does not wait for its program's turn."""
+        return self.under_way or self.program.view.admitted
 
     @property
     def agent(self) -> Agent:

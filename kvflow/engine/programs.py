@@ -94,7 +94,7 @@ class Programs:
     @property
     def held(self) -> int:
         """Number of requests that wait for their program's turn."""
-        return sum(not (one.running or one.program.view.admitted) for one in self._requests.values())
+        return sum(not one.may_run for one in self._requests.values())
 
     @property
     def at_rest(self) -> bool:
@@ -111,12 +111,13 @@ class Programs:
         Args:
             key: names it until it has :meth:`left`.
             claim: whose it is.
-            tokens: length of its prompt.
+            tokens: length of its prompt, and of what it has generated so far.
             digests: of its prompt, one per full unit.
         """
         self._changed = True
-        if key in self._requests:
-            self._run(self._requests[key], running=False)
+        if (known := self._requests.get(key)) is not None:
+            self._run(known, running=False)
+            known.tokens = max(known.tokens, tokens)
             return
         name = claim.program_id or claim.workflow_id
         now_s = self._claims.clock.now_s
@@ -195,7 +196,7 @@ class Programs:
             self._run(request, running=False)
             del program.requests[key]
             program.answered_s = now_s
-            program.view.waiting = any(not one.running for one in program.requests.values())
+            program.view.waiting = any(not one.under_way for one in program.requests.values())
             self._spare_tokens -= generated_tokens
             if generated_tokens:
                 self._typical.answered(generated_tokens)
@@ -216,7 +217,7 @@ class Programs:
                     request.program.view.admitted = True
         else:
             self._settle(memory)
-        admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.program.view.admitted]
+        admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.may_run]
         if not admitted:
             return []
         ordered = admitted if self._all_fit else self._turns.order(admitted, self._requests)
@@ -266,6 +267,7 @@ class Programs:
 
     def _run(self, request: Request, *, running: bool) -> None:
         self._running += running - request.running
+        request.interrupted = request.under_way and not running
         request.running = running
         request.program.looked_s = -math.inf
         self._changed = True

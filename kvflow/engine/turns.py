@@ -35,12 +35,14 @@ class Asked(Protocol):
         tokens: length of that prompt.
         fixed_prompt: what it begins with; None if that cannot be told from others of its role.
         arrived_s: when it came, on the control plane's clock.
+        interrupted: it has lost its memory in the middle of its answer.
     """
 
     claim: PromptClaim
     tokens: int
     fixed_prompt: FixedPrompt | None
     arrived_s: float
+    interrupted: bool
 
 
 class Turns:
@@ -50,8 +52,8 @@ class Turns:
     save counted. So it also uses those on the device while they are there, as SGLang's longest prefix match does.
     Needs are told apart by factors of two. Of alike ones those come first whose context is pinned by command, and those
     with the same fixed prompt follow the first of them, which warms it; else they keep their order. Nobody is overtaken
-    any more who has waited for eight mean waits since its program's turn came. Requests without a claim keep their
-    places.
+    any more who has waited for eight mean waits since its program's turn came, nor who is to go on with an answer.
+    Requests without a claim keep their places.
 
     Args:
         claims: what is known of workflows and their contexts.
@@ -86,7 +88,7 @@ class Turns:
     def _turn(self, asked: Asked) -> _Turn:
         clock, held = self._claims.clock, self._held(asked)
         began_s = max(asked.arrived_s, held.let_in_s if held is not None else 0.0)
-        if clock.now_s - began_s > _LONGEST_WAIT * clock.queue_s:
+        if asked.interrupted or clock.now_s - began_s > _LONGEST_WAIT * clock.queue_s:
             return False, 0, False
         found_tokens, host_tokens = self._context(asked)
         need_s = self._admission.need_s(asked.tokens, found_tokens, host_tokens)

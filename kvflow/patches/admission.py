@@ -99,7 +99,8 @@ class Gate:
                     claim = replace(claim, fixed_tokens=None)
                 self._cache.coordinator.asked(claim)
                 digests = self._cache.watch.digests(req)
-                self.programs.arrived(req.rid, claim, len(req.origin_input_ids), digests)
+                tokens = len(req.origin_input_ids) + len(req.output_ids)  # it has some if it was retracted
+                self.programs.arrived(req.rid, claim, tokens, digests)
         self._queued = rids
         return self.programs.arrange(list(rids), self._memory())
 

@@ -23,8 +23,8 @@ class ProgramView:
         live_tokens: context of its own that it will use again, or what its waiting requests bring, whichever is more.
         fixed_tokens: length of each part of the fixed prompts it will use; programs have parts in common.
         fixed_due_s: expected seconds until each part is used; 0 if it is not in here.
-        busy: it has requests that run.
-        waiting: it has requests that wait.
+        busy: it has requests that run, or are to go on with an answer: they need no place.
+        waiting: it has others, which wait.
         back_s: expected seconds until its next request when it has none; None when nothing is expected.
         held_s: how long it has been held back so far.
         served_s: how long it has not.

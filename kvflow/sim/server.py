@@ -326,6 +326,7 @@ class Server:
         self._programs.retracted(request)
         self._watch.retracted(request, self._chunked)
         self._waiting.append(request)
+        self._programs.arrived(request, request.claim, request.goal, request.prompt.digests)
 
     def _release(self, request: Request, generated: int) -> None:
         """Give back what a request holds beyond the tree."""

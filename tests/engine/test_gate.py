@@ -137,3 +137,14 @@ def test_a_pause_of_all_generation_does_not_teach_that_less_fits(gate: Gate) -> 
     assert seen(gate, scheduler, starts=1) == ["a"]
     gate.left(running, [])
     assert gate.programs._margin.share > share
+
+
+def test_what_a_retracted_request_has_generated_is_part_of_what_it_asks_with(gate: Gate) -> None:
+    running = request("a", "a")
+    scheduler = SimpleNamespace(waiting_queue=[running], _engine_paused=False)
+    seen(gate, scheduler, starts=1)
+    running.finished, running.output_ids = (lambda: False), [0] * 5_000
+    gate.left(running, [])
+    scheduler.waiting_queue = [running]
+    assert seen(gate, scheduler) == ["a"]
+    assert gate.programs._requests["a"].tokens == 45_000

@@ -131,3 +131,56 @@ def test_contexts_that_leave_although_their_program_has_a_place_teach_that_less_
     table.end("a")
     keys = [table.ask(name, 46_000) for name in "bc"]
     assert table.allowed(*keys) == (["b"] if lost else ["b", "c"])
+
+
+def interrupted() -> Table:
+    """Two of three programs that fit decode, and the third one has lost its memory in the middle of its answer."""
+    table = Table()
+    keys = [table.ask(name, 30_000) for name in "abc"]
+    assert table.allowed(*keys) == keys
+    for key in keys:
+        table.programs.started(key)
+    for second in range(8):
+        table.coordinator.tick(second + 1.0)
+        table.programs.started("c")
+        table.programs.retracted("c")
+    table.programs.arrived("c", PromptClaim(workflow_id="c", workflow_type="t", agent="a"), 32_000)
+    return table
+
+
+def test_an_answer_goes_on_however_many_others_live() -> None:
+    table = interrupted()
+    for second in range(20):
+        table.coordinator.tick(second + 10.0)
+        assert table.allowed("c") == ["c"]
+    assert table.programs.held == 0
+    table.programs.started("c")
+    table.programs.left("c", 2_000)
+    assert table.allowed(table.ask("d", 1000), table.ask("c", 32_000)) == ["d"], "its next prompt has to wait its turn"
+
+
+def test_what_an_interrupted_request_has_generated_takes_room() -> None:
+    table = interrupted()
+    table.allowed("c")
+    assert table.programs._programs["c"].view.live_tokens >= 32_000
+
+
+def test_others_wait_for_room_beside_an_answer_that_is_to_go_on() -> None:
+    table = interrupted()
+    table.answer("a")
+    table.end("a")
+    assert table.allowed(table.ask("d", 30_000), "c") == ["c"]
+    table.programs.left("c", 0)  # given up
+    table.end("c")
+    assert table.allowed("d") == ["d"]
+
+
+def test_an_answer_that_does_not_fit_alone_goes_on_and_holds_up_nobody_for_ever() -> None:
+    table = Table()
+    table.start("a", 120_000)
+    table.programs.retracted("a")
+    assert table.allowed("a", table.ask("b", 1000)) == ["a"]
+    table.programs.started("a")
+    table.answer("a")
+    table.end("a")
+    assert table.allowed("b") == ["b"]

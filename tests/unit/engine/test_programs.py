@@ -201,7 +201,9 @@ def test_every_retraction_teaches_that_less_fits() -> None:
             table.programs.started(key)
         table.coordinator.tick(second + 1.0)
         table.programs.retracted("b")
-    assert table.allowed("b") == []
+    table.programs.left("b", 10)
+    table.end("b")
+    assert table.allowed(table.ask("c", 47_000)) == []
 
 
 @pytest.mark.parametrize(("evicted", "fit"), [(False, ["a", "b"]), (True, ["a"])])

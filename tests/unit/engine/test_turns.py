@@ -20,6 +20,7 @@ class Request:
     tokens: int
     fixed_prompt: FixedPrompt | None = None
     arrived_s: float = 0.0
+    interrupted: bool = False
 
 
 class Queue:
@@ -52,6 +53,13 @@ def test_who_needs_least_of_the_server_goes_first() -> None:
     queue = Queue(long=30_000, short=1_000, middle=10_000)
     queue.coordinator.claims.clock.queue_s = 1.0
     assert queue.order("long", "short", "middle") == ["short", "middle", "long"]
+
+
+def test_who_has_lost_its_memory_in_the_middle_of_an_answer_is_not_overtaken() -> None:
+    queue = Queue(long=30_000, short=1_000, shorter=200)
+    queue.coordinator.claims.clock.queue_s = 1.0
+    queue.asked["long"].interrupted = True
+    assert queue.order("shorter", "short", "no claim", "long") == ["long", "shorter", "no claim", "short"]
 
 
 def test_who_needs_about_as_much_as_another_does_not_overtake_it() -> None:

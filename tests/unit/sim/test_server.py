@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from kvflow.engine import PromptClaim
 from kvflow.sim import SimSettings, simulate
+from kvflow.sim.admission import Everyone
 from kvflow.sim.request import Request
 from kvflow.trace import Piece
 from tests.unit.sim.world import PAGE, PROFILE, Author, World
@@ -135,6 +138,28 @@ def test_when_answers_outgrow_memory_the_last_one_admitted_starts_again() -> Non
     assert requests[0].generated == 0
     assert world.accounting.counters.recomputed_tokens > 0
     world.check_idle()
+
+
+class Heard(Everyone):
+    """Remembers how long requests were when they came, or came back."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[Hashable, list[int]] = {}
+
+    def arrived(self, key: Hashable, claim: PromptClaim, tokens: int, digests: Sequence[int] = ()) -> None:
+        self.tokens.setdefault(key, []).append(tokens)
+
+
+def test_a_retracted_request_comes_back_with_what_it_had_generated() -> None:
+    heard = Heard()
+    world = World(device=512, profile=PROFILE.model_copy(update={"reserve_tokens": 0}), programs=heard)
+    requests = [world.request(Piece(name, 150), output_tokens=160) for name in "abc"]
+    for request in requests:
+        world.env.process(world.server.submit(request))
+    world.env.run(until=world.env.all_of([request.done for request in requests]))
+    again = [tokens for tokens in heard.tokens.values() if len(tokens) > 1]
+    assert again
+    assert all(tokens[-1] > tokens[0] for tokens in again)
 
 
 def test_the_guard_sees_a_retracted_request_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
