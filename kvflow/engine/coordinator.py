@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvflow.engine.ages import Ages, cutoff_of
 from kvflow.engine.boundary import FixedPromptBoundary
 from kvflow.engine.choice import FREE_CHOICE, Choice
 from kvflow.engine.claim import Claim
@@ -260,12 +261,13 @@ class Coordinator:
             upper.owners = lower.owners.copy(max(0, lower.owners.end_tokens - len(lower.key)))
         self.on_split(upper, lower)
 
-    def open_round(self, leaves: Iterable[Node], choice: Choice = FREE_CHOICE) -> None:
+    def open_round(self, leaves: Iterable[Node], choice: Choice = FREE_CHOICE, ages: Ages | None = None) -> None:
         """Prepare a round of evictions: settle who its candidates are.
 
         Args:
-            leaves: all evictable leaves of the tier.
+            leaves: evictable leaves of the tier.
             choice: among which of them prediction may choose.
+            ages: of all of them, if the round looks at a part (:attr:`by_parts`).
 
         Cost: O(leaves log leaves) if those are some but not all, or the policy looks at ages; else O(1).
         """
@@ -273,18 +275,11 @@ class Coordinator:
         self._ended_first = self._uses_claims and not choice.none
         if choice.none or (not self._uses_age and (choice.free or choice.window_tokens <= 0)):
             return
-        by_age = sorted(leaves, key=_last_access)
         if self._uses_age:
-            self._times = [node.last_access_time for node in by_age]
+            self._times = sorted(node.last_access_time for node in leaves)
             self.claims.clock.version += 1
-        if choice.free:
-            return
-        room = min(choice.window_tokens, choice.share * sum(len(node.key) for node in by_age))
-        for node in by_age:
-            room -= len(node.key)
-            if room < 0:
-                break
-            self._cutoff = node.last_access_time
+        if not choice.free:
+            self._cutoff = ages.cutoff(choice) if ages is not None else cutoff_of(leaves, choice)
 
     @contextlib.contextmanager
     def round_within(self) -> Iterator[None]:
@@ -390,7 +385,3 @@ class Coordinator:
                 backed_up=self._backed_up(node) if backed_up is None else backed_up,
             )
         )
-
-
-def _last_access(node: Node) -> float:
-    return node.last_access_time

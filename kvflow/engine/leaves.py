@@ -9,6 +9,7 @@ the rounds, as in Redis' approximated LRU.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
@@ -16,12 +17,16 @@ from itertools import islice
 from typing import Any, Protocol
 
 from kvflow.engine import ports
+from kvflow.engine.ages import Ages
+from kvflow.engine.choice import FREE_CHOICE, Choice
 
 EXACT = 192
 """Up to so many leaves are all looked at."""
 _PART = 32
 """Taken of each kind in a round, and twice as many each time that they are not enough."""
 _POOL = 64
+_MORE = 1
+"""Times as many are taken again of the oldest, where prediction may only choose among few of them."""
 _MOST_BELOW = 64
 """Leaves below the end of a context that has ended; more of them will have to wait for their turn."""
 
@@ -53,6 +58,7 @@ class Leaves(set[Any]):
         super().__init__()
         self._first = _Queue(self, own)
         self._unclaimed = _Queue(self, own)
+        self._ages: Ages | None = None
         self._claimed: OrderedDict[int, Node] = OrderedDict()
         self._new: list[Node] = []
         self._pool: list[Node] = []
@@ -67,16 +73,36 @@ class Leaves(set[Any]):
             if len(self._new) > 2 * EXACT:
                 self._sort_new()
 
+    def discard(self, node: Any) -> None:
+        """Remove what is a leaf no more, if it was one."""
+        if node in self:
+            super().discard(node)
+            if self._ages is not None:
+                self._ages.discard(node)
+
+    @property
+    def ages(self) -> Ages | None:
+        """How old all leaves are, while a round looks at a part of them."""
+        return self._ages if self._round is not None else None
+
+    def _count_ages(self) -> None:
+        """Follow how old leaves are from now on; most devices never have to. Cost: O(leaves log leaves), once."""
+        if self._ages is None:
+            self._ages = Ages(super().__iter__())
+
     def __iter__(self) -> Iterator[Node]:
         return super().__iter__() if self._round is None else iter(list(self._round.values()))
 
-    def open_round(self, *, claims: bool, tokens: int = 0, spared_tokens: float = 0) -> None:
+    def open_round(
+        self, *, claims: bool, tokens: int = 0, spared_tokens: float = 0, choice: Choice = FREE_CHOICE
+    ) -> None:
         """Choose what a round looks at, until :meth:`close_round`.
 
         Args:
             claims: they have a say; else the order beneath decides alone.
             tokens: what is chosen has to hold so many, if all leaves do.
             spared_tokens: if some of it is pinned by command, what is not has to hold so many, likewise.
+            choice: of prediction; if it is among few, more of the oldest are chosen.
 
         Cost: O(log leaves) for each of a bounded number, or of as many as hold the tokens.
         """
@@ -86,7 +112,14 @@ class Leaves(set[Any]):
             return
         chosen = self._round = {id(node): node for node in self._pool if node in self} if claims else {}
         self._part, self._claims = _PART, claims
-        self._take()
+        if not (choice.free or choice.none):
+            self._count_ages()
+        oldest, window_tokens = self._take(), choice.window_tokens
+        for _ in range(_MORE if window_tokens < math.inf else 0):
+            window_tokens -= sum(len(node.key) for node in oldest)
+            if window_tokens <= 0:
+                break
+            oldest = self._first.take(_PART, chosen)
         found = list(chosen.values())
         held = spared = 0
         while found:
@@ -138,14 +171,14 @@ class Leaves(set[Any]):
             if current in self:
                 self._look_soon(current)
 
-    def _take(self) -> None:
-        """Choose some more of each kind."""
+    def _take(self) -> list[Node]:
+        """Choose some more of each kind; returns those that are the first by the order beneath."""
         chosen = self._round
         assert chosen is not None
         if self._claims:
             self._unclaimed.take(self._part, chosen)
             self._take_claimed(self._part, chosen)
-        self._first.take(self._part, chosen)
+        return self._first.take(self._part, chosen)
 
     def _give_back(self) -> None:
         chosen, self._round = self._round or {}, None
@@ -158,6 +191,8 @@ class Leaves(set[Any]):
     def _sort_new(self) -> None:
         for node in self._new:
             if node in self:
+                if self._ages is not None:
+                    self._ages.put(node)
                 self._first.put(node)
                 if node.owners is None:
                     self._unclaimed.put(node)

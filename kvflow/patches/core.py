@@ -309,8 +309,8 @@ class KvflowTreeCore(UnifiedTreeCore):
             choice = self.trust.choice(tier)
             if self.coordinator.by_parts and not self.enable_session_radix_cache:  # that order has more ranks than ours
                 claims = self.coordinator.uses_claims and not choice.none
-                leaves.open_round(claims=claims, tokens=tokens, spared_tokens=spared_tokens)
-            self.coordinator.open_round(leaves, choice)
+                leaves.open_round(claims=claims, tokens=tokens, spared_tokens=spared_tokens, choice=choice)
+            self.coordinator.open_round(leaves, choice, leaves.ages)
         except Exception:
             note("eviction order")
             self.coordinator.set_policy("lru")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvflow.engine import Choice
 from kvflow.engine.leaves import EXACT
 from kvflow.engine.pins import Pin
 from kvflow.predict import WorkflowUpdate
@@ -88,3 +89,18 @@ def test_all_of_many_leaves_can_be_evicted_at_once(make_tree: Callable[..., Any]
     tree.evict(8 * MANY)
     assert not any(tree.resident(tokens) for tokens in prompts)
     assert tree.allocator.available_size() == 8 * MANY
+
+
+@pytest.mark.parametrize(("choice", "oldest"), [(Choice(window_tokens=8 * 200), 200), (Choice(share=0.5), MANY // 2)])
+def test_of_many_leaves_prediction_chooses_among_the_oldest_of_all(
+    make_tree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, choice: Choice, oldest: int
+) -> None:
+    tree, prompts = many(make_tree, "kvflow")
+    for number, tokens in enumerate(prompts):
+        announce(tree, f"w{number}", a=1)
+        tag(tree, f"w{number}", "a", tokens, 0)
+    core = tree.cache.tree_core
+    monkeypatch.setattr(core.trust, "choice", lambda tier: choice)
+    for _ in range(3):
+        core.candidates()
+        assert sum(node.last_access_time <= core.coordinator._cutoff for node in core.evictable_device_leaves) == oldest
