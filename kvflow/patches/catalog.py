@@ -177,6 +177,15 @@ SEAMS: tuple[Seam, ...] = (
         why="Tells loads apart by number, so that a batch can wait for the right one.",
     ),
     Seam(
+        name="load.session",
+        role=Role.SCHEDULER,
+        kind=Kind.SUBCLASS,
+        feature=Feature.PREFETCH,
+        target="sglang.srt.session.streaming_session.StreamingSession.borrowed_slot",
+        parameters=("self", "req"),
+        why="Says what a streaming session has locked for a turn, which has to wait for it as well.",
+    ),
+    Seam(
         name="worker.forward",
         role=Role.SCHEDULER,
         kind=Kind.AROUND,

@@ -191,14 +191,23 @@ class Prefetch:
         """Whether the load under way brings part of a request's prefix."""
         load = self._load
         core = self._cache.tree_core
-        if is_virtual_node(req.last_node):  # a session's, which holds what it has
-            return False
-        node: Any = core.node_by_id(req.last_node) if req.last_node is not None else core.root_node
+        last_node = self._last_node(req)
+        node: Any = core.node_by_id(last_node) if last_node is not None else core.root_node
         while node is not None and node is not core.root_node:
             if node.arriving is load:
                 return True
             node = node.parent
         return False
+
+    def _last_node(self, req: Any) -> Any:
+        """Where a request's prefix in the tree ends: a session's turn goes on from what its session has locked there.
+
+        SGLang hands a first turn's lock to its session as soon as it has memory, before its batch is formed.
+        """
+        if not is_virtual_node(req.last_node):
+            return req.last_node
+        slot = self._cache.session.borrowed_slot(req)
+        return slot.lock.node if slot is not None and slot.lock is not None else None
 
     def _asks(self, req: Any) -> bool:
         """Whether the link is taken, or a load may begin after this pass: the request's, or one's before it."""
