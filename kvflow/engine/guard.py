@@ -159,6 +159,7 @@ class Guard:
 
         Cost: O(1) now, and that of :meth:`started` when the next request starts or ends.
         """
+        self._looked_up.pop(key, None)  # whoever looks again has been the last to look
         self._looked_up[key] = digests
 
     def started(

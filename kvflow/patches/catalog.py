@@ -215,6 +215,16 @@ SEAMS: tuple[Seam, ...] = (
         why="Computes the parts of a prompt that lie between texts from elsewhere.",
     ),
     Seam(
+        name="queue.refresh",
+        role=Role.SCHEDULER,
+        kind=Kind.AFTER,
+        feature=Feature.ACCOUNTING,
+        target="sglang.srt.mem_cache.common.touch_waiting_prefix",
+        parameters=("req", "tree_cache"),
+        body="kvflow.patches.watch:refreshed",
+        why="Plain recency keeps what SGLang refreshes for requests that wait, and so has the shadow LRU.",
+    ),
+    Seam(
         name="load.wait",
         role=Role.SCHEDULER,
         kind=Kind.AROUND,

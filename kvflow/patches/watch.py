@@ -42,7 +42,7 @@ class Watch:
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
 
     def looked_up(self, req: Any) -> None:
-        """A request that waits has been matched against the tree."""
+        """A request that waits has been matched against the tree, or its prefix has been refreshed there."""
         if self._cache.trust.guarded:
             self._watching.run(self._look_up, req, default=None)
 
@@ -160,6 +160,16 @@ class Watch:
     def _rest_tokens(self, tokens: int) -> int:
         """What of so many tokens lies behind the last full unit, in pages that can be cached."""
         return rest_tokens(tokens, self._cache.tree_core.unit_tokens, self._cache.page_size)
+
+
+def refreshed(result: None, req: Any, tree_cache: Any) -> None:
+    """Let the guard see what SGLang keeps for a request that waits (hook after ``touch_waiting_prefix``).
+
+    SGLang goes through the queue every 32nd pass, and says whose prompts these are only here.
+    """
+    watch = getattr(tree_cache, "watch", None)
+    if watch is not None:
+        watch.looked_up(req)
 
 
 def _hits(req: Any) -> dict[Tier, int]:

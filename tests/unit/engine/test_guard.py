@@ -238,6 +238,21 @@ def test_what_a_waiting_request_looks_up_is_renewed_as_in_the_cache(host_units: 
     assert guard.regret.lost_tokens == 8 * UNIT
 
 
+def test_of_requests_that_wait_whoever_looked_last_is_renewed_last() -> None:
+    view = memory(24)
+    guard = Guard(COSTS, UNIT)
+    for name in range(3):
+        guard.started(name, chain(name), device_hit=0, host_hit=0, memory=view)
+        guard.ended(name, chain(name), memory=view)
+    for name in (0, 1, 0):
+        guard.looked_up(f"waits for {name}", chain(name))
+    for name in (2, 3):
+        guard.started(name, chain(name), device_hit=8 * UNIT, host_hit=0, memory=view)
+        guard.ended(name, chain(name), memory=view)
+    assert guard._device.prefix(chain(0)) == 8
+    assert guard._device.prefix(chain(1)) == 0
+
+
 def push_out(guard: Guard, view: MemoryView) -> None:
     """Fill the shadow with something else."""
     for name in range(50, 60):
