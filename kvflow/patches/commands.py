@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.session.streaming_session import is_virtual_node
+
 from kvflow.engine import Answer, Capacity, Commands, KvCommand
 from kvflow.patches.claim import commands_of, is_forerunner
 from kvflow.patches.guard import Guard, note
@@ -65,7 +67,8 @@ class CacheCommands:
         key, commands = commands_of(req)
         if not commands:
             return
-        path = self._cache.path_of(req) if req.kv.holds_kv else []  # else a session goes on with it
+        of_session = is_virtual_node(req.last_node) or not req.kv.holds_kv  # which goes on with it, or has given it up
+        path = [] if of_session else self._cache.path_of(req)
         answers: dict[int, Answer] = getattr(req, "_kvflow_answers", {})
         for place, command in enumerate(commands):
             if place not in answers:

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.session.streaming_session import is_virtual_node
 
 from kvflow.engine import Load
+from kvflow.patches.claim import COMMAND_TYPE
 from kvflow.patches.guard import Guard
 from kvflow.patches.prefetch import Prefetch
 from tests.engine.model_free import Requests
@@ -63,3 +66,19 @@ def test_a_first_turn_waits_for_what_is_still_arriving_although_its_session_has_
     batch.hicache_consumer_index = -1
     prefetch.join(batch)
     assert batch.hicache_consumer_index == -1
+
+
+def test_commands_of_an_aborted_turn_are_answered_although_its_session_had_its_lock(requests: Requests) -> None:
+    trusted = requests.cache._tagging.failures_left
+    told: list[Any] = []
+    requests.cache.commands.tell = lambda message, req: told.append(message.answers)
+    req = turn(requests, _PROMPT)
+    command = {"verb": "kv.demote", "tier": "host"}
+    req.kv_hints = SimpleNamespace(
+        actions=[SimpleNamespace(action_type=COMMAND_TYPE, action_id="key", action_version=1, payload=command)]
+    )
+    requests.compute(req, 7)
+    req.finished_reason = FINISH_ABORT()
+    release_kv_cache(req, requests.cache, checkpoint=False)
+    assert [answer["status"] for answer in told[0]] == ["missing"]
+    assert requests.cache._tagging.failures_left == trusted
