@@ -80,7 +80,8 @@ class Prefetch:
         """
         look = partial(self._room, running, chunked)
         self._batch.formed()
-        if not self._is_to_be_flushed(flush):
+        self._note_flush(flush)
+        if not self._is_to_be_flushed:
             self._storage.begin()
             self.backups.begin(look)
             if self._load is None and not self._link_is_taken():
@@ -177,12 +178,14 @@ class Prefetch:
             check(finish_count=len(acks))
         self.reap()
 
-    def _is_to_be_flushed(self, flush: Any) -> bool:
-        """Whether that is still waited for. SGLang's ranks give it up each by its own clock, at different steps."""
-        now_s = self._cache.coordinator.claims.clock.now_s
+    def _note_flush(self, flush: Any) -> None:
         if flush is not None and flush is not self._flush:
-            self._flush, self._flush_until_s = flush, now_s + flush.timeout_s
-        return now_s < self._flush_until_s
+            self._flush, self._flush_until_s = flush, self._cache.coordinator.claims.clock.now_s + flush.timeout_s
+
+    @property
+    def _is_to_be_flushed(self) -> bool:
+        """Whether that is still waited for. SGLang's ranks give it up each by its own clock, at different steps."""
+        return bool(self._cache.coordinator.claims.clock.now_s < self._flush_until_s)
 
     def _any_awaits(self, reqs: list[Any]) -> bool:
         return any(self._awaits(req) for req in reqs)
@@ -210,8 +213,13 @@ class Prefetch:
         return slot.lock.node if slot is not None and slot.lock is not None else None
 
     def _asks(self, req: Any) -> bool:
-        """Whether the link is taken, or a load may begin after this pass: the request's, or one's before it."""
-        if not req.needs_host_load_back() or claim_of(req) is None or self._batch.join(req.host_hit_length):
+        """Whether the link is taken, or a load may begin after this pass: the request's, or one's before it.
+
+        None begins while a flush is waited for, which would wait for the request in turn.
+        """
+        if self._is_to_be_flushed or not req.needs_host_load_back() or claim_of(req) is None:
+            return False
+        if self._batch.join(req.host_hit_length):
             return False
         if self._link_is_taken():
             return True

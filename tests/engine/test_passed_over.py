@@ -109,16 +109,38 @@ def test_how_long_a_flush_is_waited_for_goes_by_the_time_that_ranks_have_alike(p
     passing._storage = SimpleNamespace(forget=lambda: None)  # type: ignore[assignment]
     passing.backups = SimpleNamespace(planner=passing.planner)  # type: ignore[assignment]
     flush = SimpleNamespace(timeout_s=5.0)
-    assert not passing._is_to_be_flushed(None)
-    assert passing._is_to_be_flushed(flush)
+
+    def awaited(flush: Any) -> bool:
+        passing._note_flush(flush)
+        return passing._is_to_be_flushed
+
+    assert not awaited(None)
+    assert awaited(flush)
     clock.now_s = 14.9
-    assert passing._is_to_be_flushed(None), "one rank has given it up by its own clock"
-    assert passing._is_to_be_flushed(flush), "another has not"
+    assert awaited(None), "one rank has given it up by its own clock"
+    assert awaited(flush), "another has not"
     clock.now_s = 15.0
-    assert not passing._is_to_be_flushed(flush)
-    assert passing._is_to_be_flushed(SimpleNamespace(timeout_s=5.0)), "the next one"
+    assert not awaited(flush)
+    assert awaited(SimpleNamespace(timeout_s=5.0)), "the next one"
     passing.forget()
-    assert not passing._is_to_be_flushed(None), "it has been flushed"
+    assert not awaited(None), "it has been flushed"
+
+
+def test_nobody_waits_for_a_load_while_none_begins_because_of_a_flush(passing: Prefetch) -> None:
+    clock = SimpleNamespace(now_s=10.0)
+    del passing._asks  # type: ignore[method-assign]
+    passing._cache = SimpleNamespace(  # type: ignore[assignment]
+        accounting=passing._cache.accounting,
+        cache_controller=SimpleNamespace(load_queue=[1]),
+        coordinator=SimpleNamespace(claims=SimpleNamespace(clock=clock)),
+    )
+    passing._batch = SimpleNamespace(join=lambda tokens: False)  # type: ignore[assignment]
+    req = SimpleNamespace(needs_host_load_back=lambda: True, host_hit_length=32, _kvflow_claim="a")
+    assert passing.passes_over(req, busy=True)
+    passing._note_flush(SimpleNamespace(timeout_s=5.0))
+    assert not passing.passes_over(req, busy=True)
+    clock.now_s = 15.0
+    assert passing.passes_over(req, busy=True)
 
 
 def test_decoding_does_not_wait_for_the_load_its_prefill_waited_for() -> None:
