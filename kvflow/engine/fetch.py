@@ -48,11 +48,16 @@ class Fetcher:
         coordinator: whose claims say what is needed next.
         pace: how early, and how much; its costs are those of storage.
         counters: where outcomes are counted; asked for each time, because they start anew.
-        least_tokens: shorter contexts are not worth it.
+        least_tokens: says below how much a context is not worth it; asked each time, as it may become known late.
     """
 
     def __init__(
-        self, coordinator: Coordinator, pace: PrefetchPace, counters: Callable[[], Counters], *, least_tokens: int
+        self,
+        coordinator: Coordinator,
+        pace: PrefetchPace,
+        counters: Callable[[], Counters],
+        *,
+        least_tokens: Callable[[], int],
     ) -> None:
         self._coordinator = coordinator
         self._pace = pace
@@ -136,7 +141,7 @@ class Fetcher:
         nodes = self._lost(target(claim))
         tokens = sum(len(node.key) for node in nodes)
         next_s = claim.next_s(self._coordinator.claims.clock)
-        if tokens < self._least_tokens or not self._pace.near(next_s, claim.steps, tokens):
+        if tokens < self._least_tokens() or not self._pace.near(next_s, claim.steps, tokens):
             return None
         return Fetch(claim, nodes, tokens)
 

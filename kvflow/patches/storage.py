@@ -38,7 +38,7 @@ class StorageFetch:
                 coordinator.costs.of_storage(), settings.link_share, cache.token_to_kv_pool_allocator.size_full
             ),
             lambda: cache.accounting.counters,
-            least_tokens=cache.prefetch_threshold,
+            least_tokens=lambda: cache.prefetch_threshold,  # configured once the cache has been made
         )
         self._cache = cache
         self._numbers = count()

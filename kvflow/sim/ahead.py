@@ -56,7 +56,7 @@ class Ahead:
                 coordinator.costs.of_storage(), _SETTINGS.link_share, memory.device_pages * memory.page_tokens
             ),
             lambda: accounting.counters,
-            least_tokens=_LEAST_FETCH_TOKENS,
+            least_tokens=lambda: _LEAST_FETCH_TOKENS,
         )
         self._batch = BatchLoads(coordinator.costs)
         self.on_arrived: Callable[[], None] = lambda: None

@@ -15,7 +15,8 @@ class Shelf(Table):
         self.gone: set[Node] = set()
         self.coordinator._cached = lambda node: node not in self.gone
         pace = PrefetchPace(COSTS.of_storage(), link_share=1.0, device_tokens=16_000)
-        self.fetcher = Fetcher(self.coordinator, pace, lambda: self.counters, least_tokens=50)
+        self.least_tokens = 50
+        self.fetcher = Fetcher(self.coordinator, pace, lambda: self.counters, least_tokens=lambda: self.least_tokens)
 
     def lose(self, *agents: str) -> None:
         for agent in agents:
@@ -46,6 +47,18 @@ def test_what_is_used_soonest_is_fetched_first_and_only_what_host_and_device_do_
     shelf.bring("a")
     assert shelf.fetcher.next() is None
     assert (shelf.counters.fetches, shelf.counters.fetched_tokens) == (2, 200)
+
+
+def test_below_how_much_nothing_is_fetched_may_become_known_late() -> None:
+    shelf = Shelf()
+    shelf.lose("a")
+    shelf.say("w", a=0.1)
+    shelf.least_tokens = 101
+    assert shelf.fetcher.next() is None
+    shelf.least_tokens = 100
+    shelf.coordinator.tick(60.0)
+    shelf.say("w", a=0.1)
+    shelf.bring("a")
 
 
 def test_what_has_come_is_loaded_to_the_device_next() -> None:
