@@ -21,7 +21,9 @@ class Room:
     Attributes:
         free_tokens: what nothing has to leave for.
         evictable_tokens: what could leave.
-        running: requests that grow by a token with every decode step.
+        running: requests that grow with every decode step.
+        step_tokens: by how much at most; more than one where tokens are guessed ahead.
+        reserved_tokens: what each of them keeps ahead of that.
         promised_tokens: what a prompt that is computed in chunks has yet to take; it goes on whatever there is left.
         page_tokens: by which requests grow.
     """
@@ -29,6 +31,8 @@ class Room:
     free_tokens: int
     evictable_tokens: int = 0
     running: int = 0
+    step_tokens: int = 1
+    reserved_tokens: int = 0
     promised_tokens: int = 0
     page_tokens: int = 1
 
@@ -39,7 +43,8 @@ class Room:
 
     def growth_tokens(self, steps: float) -> int:
         """What requests may take in so many decode steps: those that run a page more than they fill, each."""
-        return self.running * (ceil(steps) + self.page_tokens) + self.promised_tokens
+        each_tokens = ceil(steps) * self.step_tokens + self.reserved_tokens + self.page_tokens
+        return self.running * each_tokens + self.promised_tokens
 
     def may_lock(self, tokens: int, steps: float) -> bool:
         """Whether so many tokens that could leave may be held for so many decode steps."""

@@ -7,6 +7,7 @@ from kvflow.patches.seams import Feature, Kind, Role, Seam
 _TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"
 _FULL = "sglang.srt.mem_cache.unified_cache.components.full.FullComponent"
 _CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+_SIZES = "sglang.srt.mem_cache.allocation_sizing"
 
 
 def _override(name: str, target: str, parameters: tuple[str, ...], feature: Feature, why: str) -> Seam:
@@ -230,5 +231,19 @@ TREE_SEAMS: tuple[Seam, ...] = (
         ("self",),
         Feature.PREFETCH,
         "Starts it.",
+    ),
+    _override(
+        "decode.step",
+        f"{_SIZES}.get_alloc_len_per_decode",
+        (),
+        Feature.PREFETCH,
+        "Says what requests grow by in a decode step, which must not be locked meanwhile.",
+    ),
+    _override(
+        "decode.reserve",
+        f"{_SIZES}.get_alloc_reserve_per_decode",
+        (),
+        Feature.PREFETCH,
+        "Says what they keep ahead of that with speculative decoding.",
     ),
 )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_len_per_decode, get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.session.streaming_session import is_virtual_node
@@ -240,6 +241,8 @@ class Prefetch:
             free_tokens=cache._component_available_size(ComponentType.FULL),
             evictable_tokens=cache.full_evictable_size(),
             running=running,
+            step_tokens=(step_tokens := get_alloc_len_per_decode()),
+            reserved_tokens=get_alloc_reserve_per_decode() if step_tokens > 1 else 0,
             promised_tokens=promised_tokens,
             page_tokens=cache.page_size,
         )

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.runtime_context import get_context
 
 from kvflow.engine import Counters, Load, Room
 from kvflow.patches import prefetch, prefetch_hooks
 from kvflow.patches.guard import Guard
 from kvflow.patches.prefetch import Prefetch
+
+_GUESSES = {
+    "page_size": 4,
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+}
 
 
 @pytest.fixture
@@ -154,3 +163,14 @@ def test_models_that_keep_a_state_are_left_to_sglang(mamba: bool, patient: bool)
     cache = SimpleNamespace(gate=object(), supports_mamba=lambda: mamba)
     scheduler = SimpleNamespace(tree_cache=cache)
     assert (prefetch_hooks.adder_class(PrefillAdder, scheduler) is not PrefillAdder) == patient
+
+
+@pytest.mark.parametrize(("guessed", "growth_tokens"), [({}, 2 * (10 + 4)), (_GUESSES, 2 * (10 * 4 + 8 + 4))])
+def test_what_requests_may_take_meanwhile_is_what_sglang_says(
+    passing: Prefetch, guessed: dict[str, Any], growth_tokens: int
+) -> None:
+    passing._cache = SimpleNamespace(  # type: ignore[assignment]
+        _component_available_size=lambda component: 100, full_evictable_size=lambda: 50, page_size=4
+    )
+    with get_context().override_server_args(**guessed):
+        assert passing._room(running=2, chunked=None).growth_tokens(10) == growth_tokens
