@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -53,8 +54,19 @@ def _patient(base: type) -> type:
             gate, prefetch = self.tree_cache.gate, self.tree_cache.prefetch
             if gate is not None and gate.late(req):
                 return AddReqResult.CONTINUE
-            if prefetch is not None and prefetch.passes_over(req, busy=busy):
+            if prefetch is not None and self._has_adapter_of(req) and prefetch.passes_over(req, busy=busy):
                 return AddReqResult.CONTINUE
             return super().add_one_req(req, *args, **kwargs)
+
+        def _has_adapter_of(self, req: Any) -> bool:
+            """Whether a request needs no LoRA adapter but those of the batch, among which SGLang counts it anyway.
+
+            None is one of them, where there are others.
+            """
+            return req.lora_id in self._adapters() or not (req.lora_id or any(self._adapters()))
+
+        def _adapters(self) -> Iterator[str | None]:
+            yield from (each.lora_id for each in self.can_run_list)
+            yield from (each.lora_id for each in self.running_batch.reqs if not each.finished())
 
     return PatientAdder

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.runtime_context import get_context
 
 from kvflow.engine import Counters, Load, Room
@@ -174,3 +174,30 @@ def test_what_requests_may_take_meanwhile_is_what_sglang_says(
     )
     with get_context().override_server_args(**guessed):
         assert passing._room(running=2, chunked=None).growth_tokens(10) == growth_tokens
+
+
+@pytest.mark.parametrize(
+    ("adapter", "batch", "passed_over"),
+    [
+        ("a", ["a"], True),
+        ("a", ["b"], False),
+        ("a", [None], False),
+        ("a", [], False),
+        (None, ["a"], False),
+        (None, ["a", None], True),
+        (None, [], True),
+    ],
+)
+@pytest.mark.parametrize("starting", [False, True])
+def test_who_is_passed_over_takes_up_no_adapter_that_another_could_have(
+    monkeypatch: pytest.MonkeyPatch, adapter: str | None, batch: list[str | None], passed_over: bool, starting: bool
+) -> None:
+    reqs = [SimpleNamespace(lora_id=each, finished=lambda: False) for each in batch]
+    ended = SimpleNamespace(lora_id="a", finished=lambda: True)
+    adder = object.__new__(prefetch_hooks._patient(PrefillAdder))
+    adder.preempt_list, adder.can_run_list = [], reqs if starting else []
+    adder.running_batch = SimpleNamespace(reqs=[ended, *([] if starting else reqs)], is_empty=lambda: False)
+    adder.tree_cache = SimpleNamespace(gate=None, prefetch=SimpleNamespace(passes_over=lambda req, busy: busy))
+    monkeypatch.setattr(PrefillAdder, "add_one_req", lambda self, req: AddReqResult.OTHER)
+    result = adder.add_one_req(SimpleNamespace(lora_id=adapter))
+    assert result is (AddReqResult.CONTINUE if passed_over else AddReqResult.OTHER)
