@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import DecLockRefResult
+from sglang.srt.mem_cache.evict_policy import MRUStrategy, TLRUStrategy
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import EvictDeviceNextNodeResult
@@ -60,6 +61,8 @@ class KvflowTreeCore(UnifiedTreeCore):
         self._locks: Locks | None = None
         super().__init__(params, components)
         self._locks = shorten(self)
+        # in these a leaf's value may fall: when it is used, or divided
+        self._falls = isinstance(self.eviction_strategy, MRUStrategy | TLRUStrategy)
         self.eviction_strategy = order = ClaimOrder(self.coordinator, self.eviction_strategy)
         self.own_order: Any = order.own
         self.coordinator.claims.on_ended = self._ended
@@ -303,11 +306,15 @@ class KvflowTreeCore(UnifiedTreeCore):
         self.evictable_device_leaves.ended(node)
         self.evictable_host_leaves.ended(node)
 
+    def _ranks_all(self) -> bool:
+        """Whether SGLang's own order is one that a part of the leaves does not tell."""
+        return self._falls or self.enable_session_radix_cache  # that order has more ranks than ours
+
     def _open_round(self, tier: Tier, leaves: Leaves, tokens: int = 0, spared_tokens: float = 0) -> None:
         """Settle who the candidates are. Should that ever fail, the order is SGLang's from then on."""
         try:
             choice = self.trust.choice(tier)
-            if self.coordinator.by_parts and not self.enable_session_radix_cache:  # that order has more ranks than ours
+            if self.coordinator.by_parts and not self._ranks_all():
                 claims = self.coordinator.uses_claims and not choice.none
                 leaves.open_round(claims=claims, tokens=tokens, spared_tokens=spared_tokens, choice=choice)
             self.coordinator.open_round(leaves, choice, leaves.ages)

@@ -25,9 +25,10 @@ class Tree:
     Args:
         backend: tree core.
         policy: eviction order of kvflow's.
+        beneath: SGLang's.
     """
 
-    def __init__(self, backend: str, *, capacity_tokens: int = 256, policy: str = "cost") -> None:
+    def __init__(self, backend: str, *, capacity_tokens: int = 256, policy: str = "cost", beneath: str = "lru") -> None:
         import torch
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -46,6 +47,8 @@ class Tree:
             page_size=PAGE_TOKENS,
             tree_components=(ComponentType.FULL,),
             tree_core_backend=backend,
+            eviction_policy=beneath,
+            eviction_policy_config={"threshold": 4, "next_prompt_estimate": 0} if beneath == "tlru" else None,
         )
         if backend == "kvflow":
             from kvflow.patches.tree import KvflowRadixCache

@@ -20,9 +20,11 @@ MANY = 1024
 """Leaves of which a round looks at a part."""
 
 
-def many(make_tree: Callable[..., Any], backend: str, seed: int = 6) -> tuple[Any, list[list[int]]]:
+def many(
+    make_tree: Callable[..., Any], backend: str, seed: int = 6, beneath: str = "lru"
+) -> tuple[Any, list[list[int]]]:
     """A full tree of many prompts that share nothing, some of them used again since."""
-    tree, draw = make_tree(backend, capacity_tokens=8 * MANY), random.Random(seed)
+    tree, draw = make_tree(backend, capacity_tokens=8 * MANY, beneath=beneath), random.Random(seed)
     prompts = [[draw.randrange(10**6) for _ in range(8)] for _ in range(MANY)]
     for tokens in prompts:
         tree.insert(tokens)
@@ -37,6 +39,22 @@ def test_without_hints_the_order_of_many_leaves_is_sglangs_own(make_tree: Callab
     for _ in range(min(40, 8 * MANY // at_once - 1)):
         ours.evict(at_once)
         theirs.evict(at_once)
+        assert [ours.resident(tokens) for tokens in prompts] == [theirs.resident(tokens) for tokens in prompts]
+
+
+@pytest.mark.parametrize("beneath", ["mru", "filo", "fifo", "slru", "tlru"])
+def test_so_it_is_with_each_of_them(make_tree: Callable[..., Any], beneath: str) -> None:
+    (ours, prompts), (theirs, _) = (
+        many(make_tree, "kvflow", beneath=beneath),
+        many(make_tree, "python", beneath=beneath),
+    )
+    draw = random.Random(9)
+    for _ in range(60):
+        used = [tokens[: draw.choice([4, 8])] for tokens in draw.sample(prompts, 20)]
+        for tree in (ours, theirs):
+            tree.evict(8)
+            for tokens in used:
+                tree.match(tokens)
         assert [ours.resident(tokens) for tokens in prompts] == [theirs.resident(tokens) for tokens in prompts]
 
 
