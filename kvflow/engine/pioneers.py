@@ -50,25 +50,27 @@ class Pioneers:
             if prompt in pioneers:
                 continue
             allowed.append(key)
-            if prompt is not None and self._cached_tokens(prompt) == 0:
+            if prompt is not None and self._cached_tokens(prompt, asked[key].claim.fixed_tokens or 0) == 0:
                 pioneers.add(prompt)
         return allowed
 
     def _new_prompt(self, asked: Asked) -> FixedPrompt | None:
         """The fixed prompt that a request brings, if it is not all in the cache."""
-        if (asked.claim.fixed_tokens or 0) < _LEAST_SHARED_TOKENS:
+        declared_tokens = asked.claim.fixed_tokens or 0
+        if declared_tokens < _LEAST_SHARED_TOKENS:
             return None
         role = self._claims.role(asked.claim.workflow_type, asked.claim.agent)
         prompt = asked.fixed_prompt or role.prompt
-        cached_tokens = self._cached_tokens(prompt)
-        return None if cached_tokens and _is_all(cached_tokens, prompt.tokens) else prompt
+        cached_tokens = self._cached_tokens(prompt, declared_tokens)
+        return None if cached_tokens and _is_all(cached_tokens, min(declared_tokens, prompt.tokens)) else prompt
 
-    def _cached_tokens(self, prompt: FixedPrompt) -> int:
-        """How much of a fixed prompt is in the cache; none if much of it has been lost."""
+    def _cached_tokens(self, prompt: FixedPrompt, declared_tokens: int) -> int:
+        """How much of a fixed prompt is in the cache; none if much of what is declared of it has been lost."""
         tip, lost_tokens = cached_part(prompt.tip, self._cached)
-        if tip is None or tip.owners is None or lost_tokens >= _LEAST_SHARED_TOKENS:
+        if tip is None or tip.owners is None or (tip.evicted and not tip.backuped):
             return 0
-        return 0 if tip.evicted and not tip.backuped else tip.owners.end_tokens
+        end_tokens = tip.owners.end_tokens
+        return 0 if min(lost_tokens, declared_tokens - end_tokens) >= _LEAST_SHARED_TOKENS else end_tokens
 
     def _has_computed(self, claim: PromptClaim) -> bool:
         """Whether the fixed part of the prompt has been computed."""

@@ -77,6 +77,28 @@ def test_a_few_lost_tokens_are_computed_side_by_side() -> None:
     assert table.allowed(*keys) == ["b"]
 
 
+def test_what_prompts_have_shared_behind_a_declared_one_is_not_waited_for() -> None:
+    table, gone = Table(), [FakeNode()]
+    table.programs = Programs(
+        table.coordinator.claims, ProgramAdmission(ServingCosts()), cached=lambda node: node not in gone
+    )
+    fixed = FakeNode(key=range(5_000), parent=FakeNode(key=range(0)))
+    shared = FakeNode(key=range(2_000), parent=fixed)
+    for name in ("first", "second"):
+        key = sibling(table, name, digest=7)
+        table.programs.started(key)
+        claim = PromptClaim(workflow_id=name, workflow_type="t", agent="a", fixed_tokens=5_000)
+        tail = FakeNode(key=range(100), parent=shared)
+        table.coordinator.tag(claim, [(tail, 7_100), (shared, 7_000), (fixed, 5_000)], 5_000, fixed_digest=7)
+        table.programs.left(key, 10)
+    assert table.coordinator.claims.role("t", "a").prompt.tokens == 7_000
+    keys = [sibling(table, name, digest=7) for name in "bc"]
+    gone[:] = [shared]
+    assert table.allowed(*keys) == ["b", "c"]
+    gone[:] = [shared, fixed]
+    assert table.allowed(*keys) == ["b"]
+
+
 def test_a_prompt_is_there_only_once_it_has_been_computed_itself() -> None:
     """Though its agent has computed another one since."""
     table = Table()
