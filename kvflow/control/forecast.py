@@ -78,18 +78,19 @@ class Forecaster:
         """Learn how long after a step of an agent the next one began."""
         self.between.observe_step(workflow.workflow_id, workflow.workflow_type, agent, seconds)
 
-    def workflow_ended(self, workflow: Workflow, *, ended: bool, guessed: bool = False) -> None:
+    def workflow_ended(self, workflow: Workflow, *, ended: bool, over: bool | None) -> None:
         """Learn how often the workflow's contexts were used.
 
         Args:
             workflow: which is over, or lost sight of.
-            ended: it is known to be over.
-            guessed: nobody says of such ones that they are over, so that all are lost sight of once they are: to count
-                them as having lived at least that long would make them immortal.
+            ended: its client has said so.
+            over: its contexts are not used again, as where nobody says that workflows end and nothing has been heard of
+                one for long. False if they may be, so that all that is known is that they have been used so often; None
+                if even that says nothing, because it has been guessed from how often they were.
         """
         for agent, context in workflow.contexts.items():
-            if not guessed:
-                self.survival.observe(workflow.workflow_type, agent, context.turns, ended=ended)
+            if over is not None:
+                self.survival.observe(workflow.workflow_type, agent, context.turns, ended=over)
             if ended:
                 self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=True)
         self.pace.forget(workflow.workflow_id)

@@ -147,9 +147,9 @@ class ControlPlane:
         for workflow in list(self._workflows):
             idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
             if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
-                self._retire(workflow, ended=False)
+                self._retire(workflow, ended=False, over=True)
             elif workflow.workflow_id in self.threads and _unlikely(workflow):
-                self._retire(workflow, ended=False)  # a guess, from which nothing is to be learned
+                self._retire(workflow, ended=False, over=None)  # a guess, from which nothing is to be learned
             else:
                 expired = workflow.expire_pins(now_s)
                 if expired or workflow.workflow_id in self._answered or now_s >= workflow.revisit_s:
@@ -297,7 +297,7 @@ class ControlPlane:
 
     def _open(self, fact: StepFact) -> Workflow:
         while len(self._workflows) >= self._settings.intake.max_workflows:
-            self._retire(self._workflows.idle_longest(self._clock()), ended=False)
+            self._retire(self._workflows.idle_longest(self._clock()), ended=False, over=False)
         self._coming.started(fact.workflow_type)
         return self._workflows.open(fact, self._clock())
 
@@ -341,19 +341,18 @@ class ControlPlane:
             workflow.sent = update
             self._untold.append(update)
 
-    def _retire(self, workflow: Workflow, *, ended: bool = True) -> None:
-        """Forget a workflow, and then learn from it."""
+    def _retire(self, workflow: Workflow, *, ended: bool = True, over: bool | None = True) -> None:
+        """Forget a workflow, and then learn from it; see :meth:`Forecaster.workflow_ended`."""
         self._workflows.remove(workflow)
         self._answered.pop(workflow.workflow_id, None)
         self._coming.ended(workflow.workflow_type)
         self._untold.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)
         )
-        guessed = workflow.workflow_id in self.threads
         self.threads.ended(workflow.workflow_id)
         if not ended:
             self._remember(workflow)
-        self.forecaster.workflow_ended(workflow, ended=ended, guessed=guessed)
+        self.forecaster.workflow_ended(workflow, ended=ended, over=over)
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             (learner.finish if ended else learner.forget)(workflow.workflow_id)

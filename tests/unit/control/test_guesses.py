@@ -55,6 +55,20 @@ def test_that_all_were_lost_sight_of_makes_nobody_immortal() -> None:
     assert len(clients.plane) == 0
 
 
+def test_who_never_says_that_workflows_end_teaches_it_by_silence() -> None:
+    driver = Driver()
+    for number in range(20):
+        for _ in range(4):
+            driver.ask(f"w{number}")
+            driver.clock.now_s += 2.0
+            driver.answer(f"w{number}")
+        driver.clock.now_s += 3600.0
+        driver.expire()
+    again = [driver.plane.forecaster.survival.again("t", "coder", turns) for turns in (1, 2, 3, 4)]
+    assert min(again[:3]) > 0.8
+    assert again[3] < 0.3
+
+
 def test_who_may_still_run_for_the_first_time_keeps_no_guess_alive() -> None:
     clients, foreseen = Silent(), False
     for number in range(20):
