@@ -15,7 +15,7 @@ import argparse
 import multiprocessing
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -145,12 +145,17 @@ def measured(times: dict[tuple[str, int], dict[str, Any]], arm: str, seeds: int)
     return {name: float(f"{value:.5g}") for name, value in numbers.items()}
 
 
-def rows(servers: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """A server and one cell per arm."""
+def compared_arms(servers: list[dict[str, Any]]) -> list[str]:
+    """What stands beside the baseline: arms that came later than a result are not in it."""
+    return [arm for arm in ARMS if arm != BASELINE and all(arm in server["arms"] for server in servers)]
+
+
+def rows(servers: list[dict[str, Any]], arms: Sequence[str] | None = None) -> Iterator[list[str]]:
+    """A server and three cells per arm."""
     for server in servers:
         theirs = server["arms"][BASELINE]
         cells = []
-        for arm in list(ARMS)[1:]:
+        for arm in compared_arms(servers) if arms is None else arms:
             own = server["arms"][arm]
             for name in ("completion_mean_s", "completion_p95_s"):
                 cells.append(shown(own[name] / theirs[name], 1.01))
@@ -172,11 +177,13 @@ def render(result: dict[str, Any]) -> str:
         f"simulation but at least {2 * CONCURRENCY} programs, profile {settings['profile']}. Device and host tier as "
         f"shares of what {CONCURRENCY} programs hold. Commit {', '.join(commits)}, {result['created'][:10]}."
     )
-    arms = [f"{arm}: {name}" for arm in list(ARMS)[1:] for name in ("mean", "p95", "worst")]
-    lines = [INTRO, textwrap.fill(told, 120), "", f"| source | device | host | LRU's mean | {' | '.join(arms)} |"]
-    lines.append(f"|---|---:|---:|---:|{'---:|' * len(arms)}")
+    servers = [server for source in result["sources"].values() for server in source["servers"]]
+    arms = compared_arms(servers)
+    columns = [f"{arm}: {name}" for arm in arms for name in ("mean", "p95", "worst")]
+    lines = [INTRO, textwrap.fill(told, 120), "", f"| source | device | host | LRU's mean | {' | '.join(columns)} |"]
+    lines.append(f"|---|---:|---:|---:|{'---:|' * len(columns)}")
     for name, source in sorted(result["sources"].items()):
-        lines += [f"| {name} | {' | '.join(cells)} |" for cells in rows(source["servers"])]
+        lines += [f"| {name} | {' | '.join(cells)} |" for cells in rows(source["servers"], arms)]
     return "\n".join(lines) + "\n"
 
 

@@ -94,6 +94,7 @@ async def play(servers: Sequence[Running], sessions: Sequence[Program], block: i
             connection = TurnConnection(turn, client, server.arm, free=False, began_s=began_s)
             await stack.enter_async_context(watched(server, client, seen))
             players.append(Player(connection, seen, Contents(), Pace(max_gap_s=0.0), PAGE_TOKENS))
+        first_s = players[0].connection.now_s()
         for number, session in enumerate(sessions):
             shift = number % len(players)
             order = players[shift:] + players[:shift]
@@ -101,7 +102,7 @@ async def play(servers: Sequence[Running], sessions: Sequence[Program], block: i
             for one in order:
                 async with one.connection.telling():
                     pass  # what was not told with a request is told between sessions
-                one.seen.span_s = one.connection.now_s()
+                one.seen.span_s = one.connection.now_s() - first_s
     return rounds
 
 

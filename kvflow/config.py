@@ -178,7 +178,8 @@ class Intake(_Section):
     max_workflows: int = Field(default=4096, ge=1, le=1_000_000)
     """Live workflows to keep track of; beyond it the one idle for longest is dropped."""
     workflow_idle_s: float = Field(default=1800.0, gt=0)
-    """A workflow that sends nothing for this long, and waits for no answer, is taken for dead."""
+    """A workflow that sends nothing for this long, and waits for no answer, is taken for dead. If it waits for no tool
+    either, that its contexts are not used again is learned from it."""
     infer: bool = False
     """Tell the workflows of clients that send no hints from what their prompts have in common: those that begin with
     an earlier one go on, those that begin alike are of one type. Without it, their context is in SGLang's order, and

@@ -55,15 +55,15 @@ def planned(plan: Plan, asked: Asked, workload: Workload, loads: Sequence[int | 
         plan: what they have in common.
         asked: of the servers.
         workload: what is drawn from.
-        loads: programs at once; None for all.
+        loads: programs at once, which are no more than there are; None for all.
 
     Raises:
         ConfigError: it cannot be done, or an option would have no effect.
     """
     found = all(arm.url for arm in plan.arms)
     _check_options(asked, found)
-    plans = []
-    for at_once in loads:
+    plans, count = [], len(workload.drawn(plan.seed, plan.load.programs))
+    for at_once in dict.fromkeys(None if asked_for is None else min(asked_for, count) for asked_for in loads):
         each = replace(plan, load=replace(plan.load, at_once=at_once))
         sizes, engine = None, None
         if not found:

@@ -109,6 +109,8 @@ class Outbox:
                 if len(queue) == queue.maxlen:
                     full.append(server)
                 queue.append(action)
+                if len(queue) == MAX_ACTIONS:
+                    self._changed.notify_all()
             self.dropped_facts += len(full)
             self._start_thread()
         for server in full:
@@ -173,6 +175,11 @@ class Outbox:
         return [server for server, queue in self._pending.items() if queue and server.takes_facts]
 
     @property
+    def _fill_a_batch(self) -> bool:
+        """Whether there are as many facts for a server as can be posted at once."""
+        return any(len(self._pending[server]) >= MAX_ACTIONS for server in self._sendable)
+
+    @property
     def _trusting(self) -> bool:
         """Whether servers are taken to speak kvflow, unasked."""
         return self.settings.hints == "always"
@@ -199,7 +206,7 @@ class Outbox:
         while not self._closed:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or any(self._pending.values()))
-                self._changed.wait_for(lambda: self._closed or self._flushing, LINGER_S)
+                self._changed.wait_for(lambda: self._closed or self._flushing or self._fill_a_batch, LINGER_S)
                 waiting = self._sendable
                 if not waiting and any(self._pending.values()):
                     self._changed.wait_for(lambda: self._closed or bool(self._sendable), _POLL_S)

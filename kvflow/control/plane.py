@@ -147,7 +147,7 @@ class ControlPlane:
         for workflow in list(self._workflows):
             idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
             if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
-                self._retire(workflow, ended=False, over=True)
+                self._retire(workflow, ended=False, over=not workflow.waits)
             elif workflow.workflow_id in self.threads and _unlikely(workflow):
                 self._retire(workflow, ended=False, over=None)  # a guess, from which nothing is to be learned
             else:

@@ -43,7 +43,7 @@ class Ages:
         if known == entry:
             return
         if known is not None:
-            self._take_out(node, known)
+            self._join(self._take_out(node, known))
         self._entries[node] = entry
         place = bisect_left(self._ends, entry[0])
         self._spans[place].add(node)

@@ -58,8 +58,9 @@ class Holds:
             self._put_off_uses(programs, 0.0)
 
     def _put_off_uses(self, programs: Mapping[str, Program], seconds: float) -> None:
-        """Have the contexts of programs without a place wanted so much later; 0 takes that back."""
+        """Have the contexts of programs that wait for a place wanted so much later; 0 takes that back."""
         self.put_off = seconds > 0
         for program in programs.values():
+            goes_on = program.view.admitted or program.view.busy
             for workflow_id in program.workflows:
-                self._claims.hold(workflow_id, 0.0 if program.view.admitted else seconds)
+                self._claims.hold(workflow_id, 0.0 if goes_on else seconds)

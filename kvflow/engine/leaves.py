@@ -25,8 +25,6 @@ EXACT = 192
 _PART = 32
 """Taken of each kind in a round, and twice as many each time that they are not enough."""
 _POOL = 64
-_MORE = 1
-"""Times as many are taken again of the oldest, where prediction may only choose among few of them."""
 _MOST_BELOW = 64
 """Leaves below the end of a context that has ended; more of them will have to wait for their turn."""
 
@@ -114,12 +112,9 @@ class Leaves(set[Any]):
         self._part, self._claims = _PART, claims
         if not (choice.free or choice.none):
             self._count_ages()
-        oldest, window_tokens = self._take(), choice.window_tokens
-        for _ in range(_MORE if window_tokens < math.inf else 0):
-            window_tokens -= sum(len(node.key) for node in oldest)
-            if window_tokens <= 0:
-                break
-            oldest = self._first.take(_PART, chosen)
+        oldest = self._take()
+        if sum(len(node.key) for node in oldest) < choice.window_tokens < math.inf:
+            self._first.take(_PART, chosen)
         found = list(chosen.values())
         held = spared = 0
         while found:

@@ -32,7 +32,7 @@ class Asked(Protocol):
 
     Attributes:
         claim: whose prompt it carries.
-        tokens: length of that prompt.
+        tokens: length of that prompt, and of what it had generated before it lost its memory.
         fixed_prompt: what it begins with; None if that cannot be told from others of its role.
         arrived_s: when it came, on the control plane's clock.
         interrupted: it has lost its memory in the middle of its answer.

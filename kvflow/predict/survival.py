@@ -53,8 +53,8 @@ class Survival:
             workflow_type: the kind of program.
             agent: whose context.
             turns: how many times it was used.
-            ended: the workflow is known to have ended. False if it was only lost sight of: the context has lived that
-                long, but perhaps longer.
+            ended: it is not used again. False if it was only lost sight of: the context has lived that long, but
+                perhaps longer.
         """
         if turns < 1 or not 0 < len(workflow_type) <= _MAX_NAME_CHARS or not 0 < len(agent) <= _MAX_NAME_CHARS:
             return

@@ -136,7 +136,8 @@ def arms(document: Mapping[str, Any]) -> dict[tuple[int, str], Mapping[str, Any]
             f"a result of kvflow replay is needed, this one is of {document.get('kind', 'something else')!r}"
         )
     try:
-        found = {(load["at_once"], arm["name"]): arm for load in document["loads"] for arm in load["arms"]}
+        loads = [(min(load["at_once"], load["programs"]), load["arms"]) for load in document["loads"]]
+        found = {(at_once, arm["name"]): arm for at_once, arms in loads for arm in arms}
         for arm in found.values():
             _count(arm)
             _values(arm, PAIRED[0])

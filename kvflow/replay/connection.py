@@ -139,7 +139,8 @@ class Connection:
     async def _send(self) -> None:
         while True:
             await self._told.wait()
-            await asyncio.sleep(LINGER_S)
+            if len(self._facts) < MAX_ACTIONS:
+                await asyncio.sleep(LINGER_S)
             batch = [action for _, action in self._facts[:MAX_ACTIONS]]
             del self._facts[:MAX_ACTIONS]
             if not self._facts:

@@ -46,7 +46,7 @@ def _load(plan: Plan, rounds: Sequence[Round], workload: Workload) -> dict[str, 
     shown = _shown_workflow([own[0] for own in of_arm.values() if own])
     answers = {index: {seen.answers for seen in rounds if seen.index == index} for index in range(plan.rounds)}
     return {
-        "at_once": min(plan.load.at_once or len(work), len(work)),
+        "at_once": plan.load.at_once or len(work),
         "per_min": plan.load.per_min,
         "programs": len(work),
         "rounds": plan.rounds,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from zlib import crc32
 
 from kvflow.trace import LLMCall, Piece, Program, ThreadEvent, ToolEnd
@@ -100,7 +99,6 @@ class _Scaler:
         return (tokens * numerator * 2**32 + _phase(content) * denominator) // (denominator * 2**32)
 
 
-@cache
 def _phase(content: str) -> int:
     """From what fraction of a token on positions in a content are rounded up, in 2^-32; as good as drawn at random."""
     return crc32(content.encode())

@@ -142,10 +142,7 @@ class Server:
         tree, memory = self._tree, self._memory
         node = tree.match(request.whole, request.near, self._matchable(request)).cached
         self._watch.looked_up(request)
-        device = node
-        while not device.on_device:
-            assert device.parent is not None
-            device = device.parent
+        device = node.resident
         need = ceil(request.goal / memory.page_tokens) - device.end
         together = len(self._running) + admitted + 1
         reserve = max(together, self._profile.reserve_tokens * together // memory.page_tokens)

@@ -18,6 +18,7 @@ import kvflow
 from kvflow.client import outbox
 from kvflow.client.server import Server
 from kvflow.client.settings import ClientSettings
+from kvflow.hints.models import MAX_ACTIONS
 
 if TYPE_CHECKING:
     from tests.client.conftest import Peer
@@ -97,6 +98,20 @@ def test_what_comes_behind_facts_that_a_request_has_taken_along_is_posted_soon(p
         began = time.monotonic()
         assert kvflow.flush(5)
         assert time.monotonic() - began < 0.5
+
+
+@pytest.mark.usefixtures("lingering")
+def test_as_many_facts_as_fill_a_batch_wait_for_no_request(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow():
+        for _ in range(MAX_ACTIONS + 10):
+            with kvflow.step("one"):
+                pass
+        deadline_s = time.monotonic() + 20
+        while not peer.facts:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert len(peer.facts) == MAX_ACTIONS, "the rest waits"
 
 
 def test_a_server_that_takes_nothing_holds_up_no_other(peer: Peer, plain: Peer) -> None:

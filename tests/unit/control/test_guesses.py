@@ -69,6 +69,18 @@ def test_who_never_says_that_workflows_end_teaches_it_by_silence() -> None:
     assert again[3] < 0.3
 
 
+def test_who_waits_for_a_tool_for_long_may_come_back() -> None:
+    driver = Driver()
+    for number in range(20):
+        driver.ask(f"w{number}")
+        driver.answer(f"w{number}")
+        driver.tool(f"w{number}", "start", "approval")
+        driver.clock.now_s += 3600.0
+        driver.expire()
+    assert len(driver.plane) == 0
+    assert driver.plane.forecaster.survival.again("t", "coder", 1) > 0.8
+
+
 def test_who_may_still_run_for_the_first_time_keeps_no_guess_alive() -> None:
     clients, foreseen = Silent(), False
     for number in range(20):

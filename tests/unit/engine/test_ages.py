@@ -105,3 +105,15 @@ def test_of_leaves_of_one_time_all_or_none_are_among_the_oldest() -> None:
     for node in alike:
         at_once.put(node)
     assert at_once.cutoff(Choice(window_tokens=9_999)) < 7.0 <= at_once.cutoff(Choice(window_tokens=10_000))
+
+
+def test_leaves_that_are_used_without_a_word_leave_no_spans_behind() -> None:
+    draw, nodes, now = random.Random(4), leaves(1_000), 1e6
+    ages = Ages(nodes)
+    spans = len(ages._spans)
+    for _ in range(3_000):
+        for node in draw.sample(nodes, 5):
+            now += 1
+            node.last_access_time = now
+        ages.cutoff(Choice(window_tokens=20_000))
+    assert len(ages._spans) < 4 * spans

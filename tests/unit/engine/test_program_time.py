@@ -159,6 +159,14 @@ def test_an_answer_goes_on_however_many_others_live() -> None:
     assert table.allowed(table.ask("d", 1000), table.ask("c", 32_000)) == ["d"], "its next prompt has to wait its turn"
 
 
+def test_who_is_to_go_on_with_an_answer_is_not_expected_later() -> None:
+    table = interrupted()
+    table.programs._programs["c"].view.admitted = False  # it has made way for one that waited longest
+    table.allowed(table.ask("d", 60_000), "c")
+    held_s = {name: claim.held_s for name in "cd" for claim in (table.coordinator.claims.of(name) or {}).values()}
+    assert held_s["c"] == 0 < held_s["d"]
+
+
 def test_what_an_interrupted_request_has_generated_takes_room() -> None:
     table = interrupted()
     table.allowed("c")

@@ -66,6 +66,12 @@ def test_more_rounds_do_not_change_the_sizes(tmp_path: Path) -> None:
     assert one.notes["device_tokens"] > 8000
 
 
+def test_no_more_programs_run_at_once_than_there_are(tmp_path: Path) -> None:
+    made = Plan(arms=tuple(parse_arms(["lru"])), engine=None, load=Load(programs=3))
+    plans = planned(made, Asked(**NONE, folder=tmp_path), workload(64, 64, 64, 64), [2, 8, 100, None])
+    assert [each.load.at_once for each in plans] == [2, 3, None]
+
+
 def test_small_traces_get_room_for_a_server_to_start(tmp_path: Path) -> None:
     assert plan(tmp_path, workload(20)).notes["device_tokens"] == LEAST_DEVICE_TOKENS
 
