@@ -73,14 +73,14 @@ def test_the_gate_closes_a_slot_whose_answers_change(gated: tuple[Server, Path])
     def door() -> str:
         return next((slot["door"] for slot in reuse(server)["gate"] if slot["workflow_type"] == "moved"), "open")
 
-    ask(server, "first", document, workflow_type="moved")
+    ask(server, "first", document, workflow_id="moved", workflow_type="moved")
     for number in range(50):
-        ask(server, f"agent {number}", document, mode="rotate", workflow_type="moved")
+        ask(server, f"agent {number}", document, mode="rotate", workflow_id="moved", workflow_type="moved")
         if door() == "closed":
             break
         settle(server)
     assert door() == "closed", "the random model's answers depend on every token"
     wanted = exact(server, "later", document)["text"]
     server.flush()
-    ask(server, "first", document, workflow_type="moved")
-    assert ask(server, "later", document, mode="rotate", workflow_type="moved")["text"] == wanted
+    ask(server, "first", document, workflow_id="moved", workflow_type="moved")
+    assert ask(server, "later", document, mode="rotate", workflow_id="moved", workflow_type="moved")["text"] == wanted
