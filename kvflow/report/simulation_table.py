@@ -57,6 +57,10 @@ def _several(record: Simulation) -> Iterator[RenderableType]:
         for setup in setups:
             if setup.gap_note:
                 yield Text(f"device {setup.device}: no gap to close: {setup.gap_note}.", style="dim")
+            if rejected := max((policy.mean("rejected") or 0 for policy in setup.policies), default=0):
+                yield Text(
+                    f"device {setup.device}: {rejected:,.0f} calls rejected, longer than the device.", style="yellow"
+                )
 
 
 def _name(policy: PolicyRecord) -> Text:
