@@ -49,9 +49,9 @@ Made by `bench/bench_admission.py` from `bench/results/admission.json`; do not e
 
 Completion times of programs as multiples of those with LRU and first come, first served: the mean, the 95th percentile,
 and the worst of all programs, each against its own time there. **Bold is worse** than that by more than 1 % (for single
-programs: more than twice as long). `lpm` is SGLang's order by the longest prefix that is cached, above its LRU. Where
-there is a host tier, contexts are loaded ahead in kvflow's columns. Programs with a prompt too long for the smallest
-device are left out.
+programs: more than twice as long). Where there is a host tier, contexts are loaded ahead in kvflow's columns. `lpm`, if
+it is among them, is SGLang's order by the longest prefix that is cached, above its LRU. Programs with a prompt too long
+for the smallest device are left out.
 """
 
 

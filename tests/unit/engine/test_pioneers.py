@@ -56,11 +56,17 @@ def test_nobody_waits_for_a_prompt_of_unknown_length() -> None:
     assert table.allowed(*keys) == ["a", "b", "c"]
 
 
-def test_a_few_lost_tokens_are_computed_side_by_side() -> None:
+def losing() -> tuple[Table, list[FakeNode]]:
+    """A table whose cache has lost some nodes, and the list of these."""
     table, gone = Table(), [FakeNode()]
     table.programs = Programs(
         table.coordinator.claims, ProgramAdmission(ServingCosts()), cached=lambda node: node not in gone
     )
+    return table, gone
+
+
+def test_a_few_lost_tokens_are_computed_side_by_side() -> None:
+    table, gone = losing()
     body = FakeNode(key=range(4_992), parent=FakeNode(key=range(0)))
     tip = FakeNode(key=range(64), parent=body)
     tail = FakeNode(key=range(900), parent=tip)
@@ -78,10 +84,7 @@ def test_a_few_lost_tokens_are_computed_side_by_side() -> None:
 
 
 def test_what_prompts_have_shared_behind_a_declared_one_is_not_waited_for() -> None:
-    table, gone = Table(), [FakeNode()]
-    table.programs = Programs(
-        table.coordinator.claims, ProgramAdmission(ServingCosts()), cached=lambda node: node not in gone
-    )
+    table, gone = losing()
     fixed = FakeNode(key=range(5_000), parent=FakeNode(key=range(0)))
     shared = FakeNode(key=range(2_000), parent=fixed)
     for name in ("first", "second"):
