@@ -21,7 +21,7 @@ def run(*words: object) -> Result:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.jsonl"
-    write_trace(path, *synthetic_trace("chain", SynthOptions(workflows=1, turns=1)))
+    write_trace(path, *synthetic_trace("chain", SynthOptions(workflows=3, turns=1)))
     return path
 
 
@@ -43,12 +43,15 @@ def test_a_number_that_is_not_finite_is_refused(trace: Path, option: str, value:
     assert f"Invalid value for '{option}'" in result.output
 
 
-def test_a_load_that_is_named_twice_is_played_once(trace: Path, tmp_path: Path) -> None:
-    loads = ("--concurrency", "2", "--concurrency", "1", "--concurrency", "2")
+def test_loads_are_played_once_each_and_at_most_all_programs_at_once(trace: Path, tmp_path: Path) -> None:
+    loads = ("--concurrency", "2", "--concurrency", "1", "--concurrency", "2", "--concurrency", "9")
     result = run("replay", trace, "--url", "http://here:1", *loads, "--folder", tmp_path / "f", "--dry-run")
     assert result.exit_code == 0, result.output
-    assert [f"{at_once} at once" in result.output for at_once in (1, 2)] == [True, True]
-    assert result.output.count(" at once") == 2
+    assert [line.split(" at once")[0] for line in result.output.splitlines() if " at once" in line] == [
+        "3 programs, 1",
+        "3 programs, 2",
+        "3 programs, 3",
+    ], result.output
 
 
 def test_an_address_that_is_none_is_refused(trace: Path) -> None:
