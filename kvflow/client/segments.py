@@ -25,7 +25,7 @@ def segment(text: str, name: str | None = None) -> str:
     an answer comes before any text, say ``workflow(reuse=True)``. Outside a workflow nothing is declared.
 
     Args:
-        text: at least some hundred characters; shorter ones are computed faster than looked up.
+        text: of 64 characters or more; shorter ones are not looked for, and of some hundred little is gained.
         name: what it is for: the server compares texts of one name with each other.
 
     Raises:

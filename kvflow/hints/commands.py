@@ -45,7 +45,7 @@ class Command(Strict):
     - ``kv.pin``: evict it last, for ``ttl_s``, from ``tier`` (default ``device``) and from the host.
     - ``kv.retain``: the same for the host tier only: it may leave the device, and is not lost.
     - ``kv.prefetch``: load it back to the device as soon as the link and room allow, within ``ttl_s``.
-    - ``kv.demote``: it may leave the device now, if the host has a copy and nobody else uses it.
+    - ``kv.demote``: it leaves the device, once the host has a copy, as far as nobody else uses or expects it.
     - ``kv.release``: undo pin, retain and prefetch.
     """
 
