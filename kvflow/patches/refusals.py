@@ -21,6 +21,12 @@ def of_server(server_args: Any) -> None:
         (bool(getattr(server_args, "enable_return_aux_hidden_states", False)), "--enable-return-aux-hidden-states"),
         (getattr(server_args, "enable_return_routed_experts", False), "--enable-return-routed-experts"),
         (getattr(server_args, "enable_watermark", False), "--enable-watermark"),
+        (getattr(server_args, "dcp_size", 1) > 1, "--dcp-size > 1"),
+        (getattr(server_args, "attn_cp_size", 1) > 1, "--attn-cp-size > 1"),
+        (bool(getattr(server_args, "enable_prefill_cp", False)), "--enable-prefill-cp"),
+        (getattr(server_args, "moe_a2a_backend", None) not in (None, "none"), "--moe-a2a-backend"),
+        (getattr(server_args, "moe_dense_tp_size", None) is not None, "--moe-dense-tp-size"),
+        (getattr(server_args, "dllm_algorithm", None) is not None, "--dllm-algorithm"),
     )
     for refused, found in refusals:
         if refused:

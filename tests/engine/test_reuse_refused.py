@@ -153,10 +153,17 @@ SERVER = {
         ({"enable_return_aux_hidden_states": True}, "aux-hidden-states"),
         ({"enable_return_routed_experts": True}, "routed-experts"),
         ({"enable_watermark": True}, "--enable-watermark"),
+        ({"dcp_size": 2}, "--dcp-size"),  # its slots are of all ranks, and a rank's pool has only its own
+        ({"attn_cp_size": 2}, "--attn-cp-size"),
+        ({"enable_prefill_cp": True}, "--enable-prefill-cp"),
+        ({"moe_a2a_backend": "deepep"}, "--moe-a2a-backend"),  # what ranks tell each other is of the whole batch
+        ({"moe_dense_tp_size": 1}, "--moe-dense-tp-size"),
+        ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm"),
     ],
 )
 def test_servers_are_refused_by_name(changed: dict[str, Any], named: str) -> None:
     refusals.of_server(SimpleNamespace(**SERVER))
+    refusals.of_server(SimpleNamespace(**SERVER, dcp_size=1, attn_cp_size=1, moe_a2a_backend="none"))
     with pytest.raises(ReuseUnsupportedError, match=named):
         refusals.of_server(SimpleNamespace(**SERVER | changed))
 
