@@ -106,16 +106,18 @@ def rotary_of(runner: Any) -> Rotary:
         for name, module in runner.model.named_modules(remove_duplicate=False)
         if name.rpartition(".")[2] == "rotary_emb"
     ]
-    layers = runner.token_to_kv_pool.layer_num
+    layers, size = runner.token_to_kv_pool.layer_num, runner.token_to_kv_pool.head_dim
     if len(modules) != layers or len(set(map(id, modules))) != 1:
         raise ReuseUnsupportedError(f"a model whose {layers} layers do not share one rotary embedding")
     embedding = modules[0]
     kind = type(embedding).__name__
     if kind not in _KNOWN:
         raise ReuseUnsupportedError(f"rotary embedding {kind}")
+    if embedding.head_size != size:  # it is given a part of each key, and we do not know which
+        raise ReuseUnsupportedError(f"a rotary embedding of {embedding.head_size} of the {size} dimensions of a key")
     table = embedding.cos_sin_cache
     rotary = Rotary(table, neox=bool(embedding.is_neox_style))
-    heads, size = 2, embedding.head_size
+    heads = 2
     error = _turning_error(embedding, rotary, heads, size, runner.dtype)
     if not error <= _TOLERANCE * torch.finfo(runner.dtype).eps:
         raise ReuseUnsupportedError(f"rotary embedding {kind}: keys turned by us differ from the model's by {error:g}")

@@ -42,7 +42,7 @@ def runner(*embeddings: torch.nn.Module) -> Any:
         layer = torch.nn.Module()
         layer.rotary_emb = each
         model.add_module(f"layer{number}", layer)
-    pool = SimpleNamespace(layer_num=LAYERS)
+    pool = SimpleNamespace(layer_num=LAYERS, head_dim=HEAD_DIM)
     return SimpleNamespace(model=model, token_to_kv_pool=pool, dtype=torch.float32)
 
 
@@ -63,6 +63,13 @@ def test_an_embedding_whose_table_depends_on_the_prompt_is_refused() -> None:
 def test_layers_have_to_share_one_embedding(count: int) -> None:
     with pytest.raises(ReuseUnsupportedError, match="do not share one rotary embedding"):
         rotary_of(runner(*[embedding() for _ in range(count)]))
+
+
+def test_an_embedding_that_is_given_a_part_of_each_key_is_refused() -> None:
+    one = runner(*[embedding()] * LAYERS)
+    one.token_to_kv_pool.head_dim = 2 * HEAD_DIM  # as xLLM's with partial RoPE: the part is the beginning of each half
+    with pytest.raises(ReuseUnsupportedError, match="64 of the 128 dimensions of a key"):
+        rotary_of(one)
 
 
 def test_an_embedding_that_does_something_else_by_a_known_name_is_refused() -> None:
