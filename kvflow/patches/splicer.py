@@ -232,7 +232,7 @@ class Splicer:
         found: list[tuple[int, tuple[str, str]]] = []
         for row, req in enumerate(batch.reqs):
             check = (reuse_of(req) or {}).get("check")
-            if not check or batch.prefix_lens[row] + batch.extend_lens[row] < len(req.origin_input_ids):
+            if not check or batch.prefix_lens[row] + batch.extend_lens[row] != len(req.origin_input_ids):
                 continue
             state: _State | None = getattr(req, "_kvflow_splice", None)
             if check[1] == SPLICED and (state is None or not state.put):

@@ -228,6 +228,23 @@ def test_logits_are_kept_where_sampling_is_put_off(made: Callable[..., list[Spli
     assert one.checks.compared == 1
 
 
+def test_copies_are_compared_by_what_follows_their_prompts_not_by_what_is_decoded_then(
+    made: Callable[..., list[Splicer]],
+) -> None:
+    (one,) = made()
+    serve(one, request("planner", TEXT))
+    serve(one, request("critic", TEXT))
+    exact, _ = one.checks.due()
+    copy = request(**({"agent": "critic"} | exact["asked"]), text=TEXT)
+    tokens = len(copy.origin_input_ids)
+    seen: list[bool] = []
+    one.forward(lambda *_: seen.append(one.samples), WORKER, batch(copy))
+    mixed = batch(copy)  # it decodes beside the prompt of another, before it is known to be over
+    mixed.prefix_lens, mixed.extend_lens = [tokens], [1]
+    one.forward(lambda *_: seen.append(one.samples), WORKER, mixed)
+    assert seen == [True, False]
+
+
 def test_a_copy_into_which_nothing_could_be_put_passes_no_check(
     made: Callable[..., list[Splicer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
