@@ -41,5 +41,7 @@ def of_request(req: Any) -> str:
         (req.multimodal_inputs is not None, "multimodal inputs"),
         (req.input_embeds is not None or req.positional_embed_overrides is not None, "embeddings as input"),
         (req.session is not None, "a session, which would keep it"),
+        # What becomes of it is shown to nobody, so that it could be neither learned from nor checked.
+        (bool(getattr(req, "skip_radix_cache_insert", False)), "kept from the prefix cache, as in beam search"),
     )
     return next((reason for found, reason in reasons if found), "")

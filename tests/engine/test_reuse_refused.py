@@ -199,6 +199,7 @@ REQUEST = {
         ({"input_embeds": [[0.0]]}, "embeddings as input"),
         ({"positional_embed_overrides": object()}, "embeddings as input"),
         ({"session": object()}, "a session, which would keep it"),
+        ({"skip_radix_cache_insert": True}, "kept from the prefix cache, as in beam search"),
     ],
 )
 def test_requests_are_computed_for_a_reason_that_has_a_name(changed: dict[str, Any], named: str) -> None:
