@@ -105,7 +105,7 @@ class Splicer:
         batch = rest or batch
         result = original(worker, batch, *args, **kwargs)
         if self._sampled and getattr(result, "delay_sample_func", None) is not None:  # sampled beside the next batch
-            self._guard.run(self.before_sampling, result.logits_output.next_token_logits, default=None)
+            self.before_sampling(result.logits_output.next_token_logits)
         self._sampled = []
         return result
 
@@ -116,8 +116,7 @@ class Splicer:
 
     def before_sampling(self, logits: torch.Tensor) -> None:
         """Keep the logits of copies made for checks; sampling may change them in place."""
-        for row, check in self._sampled:
-            self.checks.followed(check, logits[row].clone())
+        self._guard.run(self._keep_logits, logits, default=None)
 
     def publishable(self, req: Any, up_to: int) -> int:
         """How many of a request's first tokens other requests may see."""
@@ -240,6 +239,10 @@ class Splicer:
             else:
                 found.append((row, tuple(check)))
         return found
+
+    def _keep_logits(self, logits: torch.Tensor) -> None:
+        for row, check in self._sampled:
+            self.checks.followed(check, logits[row].clone())
 
     def _prompt(self, req: Any, asked: dict[str, Any]) -> Prompt | None:
         """What a request asks for; None if it asks for nothing that can be done."""

@@ -228,6 +228,16 @@ def test_logits_are_kept_where_sampling_is_put_off(made: Callable[..., list[Spli
     assert one.checks.compared == 1
 
 
+def test_a_copy_whose_logits_cannot_be_kept_is_answered_all_the_same(made: Callable[..., list[Splicer]]) -> None:
+    (one,) = made()
+    serve(one, request("planner", TEXT))
+    serve(one, request("critic", TEXT))
+    exact, _ = one.checks.due()
+    copy = request(**({"agent": "critic"} | exact["asked"]), text=TEXT)
+    none = torch.zeros(0, 8)  # as if there were no room for them
+    assert one.forward(lambda *_: one.before_sampling(none) or "answer", WORKER, batch(copy)) == "answer"
+
+
 def test_copies_are_compared_by_what_follows_their_prompts_not_by_what_is_decoded_then(
     made: Callable[..., list[Splicer]],
 ) -> None:
