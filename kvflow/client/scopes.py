@@ -34,6 +34,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 """What paths and environment variables have in place of bytes that are no text; JSON has no place for it."""
 _declaring = threading.RLock()
 """Reentrant: a finalizer may run while it is held, and declare a text."""
+_process = object()
+"""Stands for this process; a forked child has another one."""
 START, END = "START", "END"
 """The nodes of an agent step graph that are no agents (as in :mod:`kvflow.graph`, which is slow to import)."""
 
@@ -62,12 +64,15 @@ def known_as(what: str, value: str | int | UUID | None, most: int) -> str | None
 
 
 class Scope(ABC, Generic[T]):
-    """A span with a beginning and an end; subclasses say what happens then, and what ``with ... as`` gives."""
+    """A span with a beginning and an end; subclasses say what happens then, and what ``with ... as`` gives.
 
-    __slots__ = ("_entered",)
+    A process that is forked inside it leaves it without a word: it ends where it began.
+    """
+
+    __slots__ = ("_entered_in",)
 
     def __init__(self) -> None:
-        self._entered = False
+        self._entered_in: object | None = None
 
     @abstractmethod
     def _begin(self) -> T: ...
@@ -76,15 +81,16 @@ class Scope(ABC, Generic[T]):
     def _end(self) -> None: ...
 
     def __enter__(self) -> T:
-        if self._entered:
+        if self._entered_in is not None:
             raise RuntimeError(f"a {type(self).__name__} can be entered only once; make another one")
-        self._entered = True
+        self._entered_in = _process
         return self._begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        if self._entered_in is _process:
+            self._end()
 
     async def __aenter__(self) -> T:
         return self.__enter__()
@@ -92,7 +98,7 @@ class Scope(ABC, Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self.__exit__(kind, error, trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +282,9 @@ class Workflow(Scope["Workflow"]):
 
 
 def _forget() -> None:
-    """Leave a lock behind that another thread of the parent may hold, in a forked child."""
-    global _declaring
-    _declaring = threading.RLock()
+    """Leave behind a lock that another thread of the parent may hold, and the parent's scopes, in a forked child."""
+    global _declaring, _process
+    _declaring, _process = threading.RLock(), object()
 
 
 if hasattr(os, "register_at_fork"):

@@ -275,6 +275,25 @@ assert kvflow.flush()
     assert sorted(ends) == [("child", "END", None), ("parent", "END", None), ("parent", "before", None)]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_that_leaves_its_parents_blocks_does_not_end_them(peer: Peer) -> None:
+    program = """
+import os, sys, kvflow
+
+@kvflow.tool
+def spawn():
+    if (child := os.fork()) == 0:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+with kvflow.workflow(id="parent"), kvflow.step("a"):
+    spawn()
+"""
+    run(program, KVFLOW_URL=peer.url)
+    told = [(fact["agent"], fact.get("event")) for fact in peer.facts]
+    assert told == [("a", "start"), ("a", "end"), ("a", "end"), ("END", None)]
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_the_last_facts_leave_with_a_child_of_multiprocessing(peer: Peer, tmp_path: Path, method: str) -> None:
     if method not in multiprocessing.get_all_start_methods():
