@@ -102,10 +102,10 @@ class Outbox:
         """Queue a fact for some servers; the oldest one makes room when a queue is full."""
         full: list[Server] = []
         with self._changed:
-            if not any(self._pending.values()):
-                self._changed.notify_all()
             for server in listeners:
                 queue = self._pending[server]
+                if not queue:  # others may be full of what nobody takes for now
+                    self._changed.notify_all()
                 if len(queue) == queue.maxlen:
                     full.append(server)
                 queue.append(action)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import subprocess
@@ -126,6 +127,24 @@ def test_a_server_that_takes_nothing_holds_up_no_other(peer: Peer, plain: Peer) 
         pass
     kvflow.flush()
     assert [fact["workflow_id"] for fact in plain.facts] == ["first", "second"]
+
+
+def test_nor_do_facts_for_another_wait_until_it_is_looked_at_again(
+    peer: Peer, make_peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_POLL_S", 60)
+    other = make_peer()
+    kvflow.configure(url=peer.url, hints="always")
+    kvflow.configure(url=other.url)
+    outbox.outbox().server(peer.url)._send_at_s = math.inf
+    for told in (["first"], ["first", "second"]):
+        with kvflow.workflow(id=told[-1]):
+            pass
+        deadline_s = time.monotonic() + 20
+        while [fact["workflow_id"] for fact in other.facts] != told:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        time.sleep(2 * outbox.LINGER_S)  # the thread looks again, and finds nothing that it could post
 
 
 @pytest.mark.parametrize(("error", "speaks"), [(httpx.ConnectError, False), (httpx.ReadTimeout, True)])
