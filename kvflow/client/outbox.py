@@ -88,8 +88,8 @@ class Outbox:
         server = self._servers.get(root) or self._add(root)
         if api_key:
             authorization = f"Bearer {api_key}"
-        if authorization:
-            server.authorization = authorization
+        if authorization and authorization != server.authorization:
+            server.authorize(authorization)
         return server
 
     def listeners(self) -> list[Server]:

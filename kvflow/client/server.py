@@ -84,6 +84,7 @@ class Server:
         self._answer: Answer | None = None
         self._ask_at_s = self._send_at_s = -math.inf
         self._trusted = False
+        self._locked_out = False
         self._unanswered = 0
         self._graphs: dict[GraphDeclaration, tuple[Answer, float]] = {}
 
@@ -119,6 +120,14 @@ class Server:
             if self._answer is None:
                 self._answer = asked
             return self._answer
+
+    def authorize(self, authorization: str) -> None:
+        """Send this header from now on; a server that wants one, and was asked without, is asked once more."""
+        with self._lock:
+            self.authorization = authorization
+            if self._locked_out and not self._trusted:
+                self._answer, self._ask_at_s = None, -math.inf
+            self._locked_out = False
 
     def trust(self) -> None:
         """Take it for granted that the server speaks kvflow: hints reach it with requests, if nothing else does."""
@@ -173,9 +182,9 @@ class Server:
         return graph == next(known for known in reversed(self._graphs) if known.workflow_type == graph.workflow_type)
 
     def _probe(self) -> bool:
-        speaks, again_in_s = False, SILENT_S
+        speaks, again_in_s, headers = False, SILENT_S, self._headers
         try:
-            response = self._http.get(_PROBE, headers=self._headers, timeout=ASK_TIMEOUT_S)
+            response = self._http.get(_PROBE, headers=headers, timeout=ASK_TIMEOUT_S)
         except Exception as error:
             again_in_s = min(SLOW_S * 2 ** min(self._unanswered, 8), SILENT_S)
             self._unanswered += 1
@@ -184,8 +193,13 @@ class Server:
             self._unanswered = 0
             speaks = response.status_code == 200 and _lists_graphs(response)
             if response.status_code in _LOCKED:
+                self._locked_out = not headers
+                if headers != self._headers:  # there is another key by now
+                    return self._probe()
                 degraded("%s does not tell whether it speaks kvflow without its API key", self.root, trace=False)
-        self._settle(speaks, again_in_s=again_in_s)
+        with self._lock:
+            if not self._trusted:  # as it may be by now
+                self._settle(speaks, again_in_s=again_in_s)
         return speaks
 
     def _put_graph(self, graph: GraphDeclaration) -> bool:

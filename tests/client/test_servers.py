@@ -237,6 +237,37 @@ def test_servers_that_were_trusted_are_asked_once_they_are_not(plain: Peer, sdk:
     assert [bool(request.actions) for request in plain.llm] == [False]
 
 
+@pytest.mark.parametrize("asked_s", [0, 0.2])
+def test_a_server_that_wants_a_key_is_asked_again_when_there_is_one(
+    peer: Peer, asked_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def respond(handler: Any, path: str, body: Any) -> None:
+        if handler.headers.get("Authorization") == "Bearer sk":
+            original(handler, path, body)
+        else:
+            handler.send_error(401)
+
+    original = peer.respond
+    monkeypatch.setattr(peer, "respond", respond)
+    peer.delays_s[PROBE] = asked_s
+    kvflow.configure(url=peer.url)
+    with httpx.Client(headers={"Authorization": "Bearer sk"}) as client, kvflow.workflow(graph={"edges": []}):
+        kvflow.instrument(client)
+        while not (asked_s or outbox.outbox().server(peer.url).speaks().known is False):
+            time.sleep(0.005)
+        client.post(f"{peer.url}/v1/completions", json={"prompt": "hi"})
+    assert peer.llm[0].actions
+
+
+def test_a_server_that_is_trusted_while_it_is_asked_stays_so(plain: Peer) -> None:
+    plain.delays_s[PROBE] = 0.2
+    kvflow.configure(url=plain.url)
+    asked = outbox.outbox().server(plain.url).speaks()
+    kvflow.configure(hints="always")
+    assert asked.wait() is False
+    assert [server.root for server in outbox.outbox().listeners()] == [plain.url]
+
+
 def test_a_proxy_that_httpx_cannot_use_is_done_without(
     peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
