@@ -31,6 +31,7 @@ except ImportError:
     raise MissingExtraError("langgraph", "the LangGraph adapter") from None
 
 _ENDS: dict[str, str] = {"__start__": START, "__end__": END}
+_NO_AGENTS = frozenset({*_ENDS, START, END})
 _MOST = 65536
 """Runs that are open at once; those that were abandoned, such as streams nobody reads to the end, are left then."""
 _MOST_ASKED = 4096
@@ -69,7 +70,8 @@ def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
 
     Edges that always hold become edges that are always taken, in parallel if there are several; conditional ones become
     alternatives, equally likely: LangGraph says no more, and servers learn nothing about a declared graph. A node with
-    one edge from several (``add_edge(["a", "b"], "c")``) waits for all of them.
+    one edge from several (``add_edge(["a", "b"], "c")``) waits for all of them. A node with several sets of conditional
+    edges, of each of which one is taken, cannot be told.
 
     Args:
         app: what ``StateGraph.compile`` returns.
@@ -78,7 +80,10 @@ def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
     Raises:
         GraphError: it is no agent step graph, e.g. because the end cannot be reached.
     """
-    drawn = app.get_graph()
+    drawn, builder = app.get_graph(), getattr(app, "builder", None)
+    for source, choices in getattr(builder, "branches", {}).items():
+        if len(choices) > 1:
+            raise GraphError(f"node {source!r} has {len(choices)} sets of conditional edges: give it one, or no graph")
     made = AgentStepGraph(name)
     for node in drawn.nodes:
         if node not in _ENDS:
@@ -89,7 +94,7 @@ def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
         for edge in leaving:
             source_name, target_name = (str(_ENDS.get(node, node)) for node in (source, edge.target))
             made.edge(source_name, target_name, probability=1 / len(chosen) if edge.conditional else None)
-    for starts, end in getattr(getattr(app, "builder", None), "waiting_edges", ()):
+    for starts, end in getattr(builder, "waiting_edges", ()):
         if end in made and set(made.predecessors(end)) == set(starts):
             made.agent(end, join=Join.ALL)
     made.validate()
@@ -158,8 +163,8 @@ class Hints(BaseCallbackHandler):
         elif node is None or more.get("name") != node or _is_of(outer, node):
             self._keep(run_id, _Run(main=main, node=outer))
         else:
-            name = node if outer is None else f"{outer.options.agent}/{node}"[:_MOST_CHARS]
-            self._enter(run_id, step(name) if node not in _ENDS else None, main)
+            name = node if outer is None else f"{outer.options.agent}/{node}"
+            self._enter(run_id, step(name[:_MOST_CHARS]) if node not in _NO_AGENTS else None, main)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **more: Any) -> None:
         """The app, or a node, is done."""

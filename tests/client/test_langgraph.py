@@ -103,6 +103,35 @@ def test_a_graph_that_cannot_be_declared_is_left_to_be_learned(caplog: pytest.Lo
     assert [step.agent for step in made.invoke({"seen": []}, {"callbacks": [hints]})["seen"]] == ["x", "y"]
 
 
+def test_a_node_that_chooses_twice_is_not_declared_to_choose_once() -> None:
+    def first(state: State) -> str:
+        return "y"
+
+    def second(state: State) -> str:
+        return "z"
+
+    builder = StateGraph(State)
+    for name in "xyz":
+        builder.add_node(name, seen)
+    builder.add_edge(START, "x")
+    builder.add_conditional_edges("x", first, ["y", END])
+    builder.add_conditional_edges("x", second, ["z", END])
+    with pytest.raises(GraphError, match="node 'x' has 2 sets of conditional edges"):
+        graph_of(builder.compile(), "t")
+
+
+def test_nodes_whose_names_no_agent_can_have_are_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
+    builder = StateGraph(State)
+    names = ["x" * 130, "END", "y"]
+    for name in names:
+        builder.add_node(name, seen)
+    for source, target in zip([START, *names], names, strict=False):
+        builder.add_edge(source, target)
+    steps = builder.compile().invoke({"seen": []}, {"callbacks": [Hints("t")]})["seen"]
+    assert [step.agent for step in steps] == ["x" * 128, "main", "y"]
+    assert not caplog.records
+
+
 def test_runs_of_a_thread_are_one_workflow_if_asked_for() -> None:
     made = app()
 
