@@ -36,8 +36,10 @@ except ImportError:
 
 
 _MOST_ASKERS = 4096
-_askers: OrderedDict[str | None, str] = OrderedDict()
-"""Steps that have asked for a call of a tool, by the call's id, the latest last."""
+_askers: OrderedDict[tuple[str, str], str] = OrderedDict()
+"""Steps that have asked for a call of a tool, by workflow and the call's id, the latest last.
+
+Ids may come again in other workflows: servers number the calls of some models in each conversation."""
 
 
 def instrument(agent: Agent[Any], *, client: Any = None, model: str = "default") -> Agent[Any]:
@@ -118,7 +120,7 @@ def _asked_for(response: Any) -> None:
     for item in getattr(response, "output", None) or ():
         call_id = getattr(item, "call_id", None)
         if isinstance(call_id, str):
-            _askers[call_id] = step.step_id
+            _askers[step.workflow_id, call_id] = step.step_id
             if len(_askers) > _MOST_ASKERS:
                 _askers.popitem(last=False)
 
@@ -146,8 +148,8 @@ def _told(tool: Any, agent: str) -> Any:
         invoke = told.on_invoke_tool
 
     def called(context: Any = None, *args: Any, **kwargs: Any) -> ToolCall:
-        step_id = _askers.get(getattr(context, "tool_call_id", None))
-        return ToolCall(told.name, agent=agent, step_id=step_id)
+        step, call_id = kv.current(), getattr(context, "tool_call_id", "")
+        return ToolCall(told.name, agent=agent, step_id=_askers.get((step.workflow_id, call_id)) if step else None)
 
     told.on_invoke_tool = wrap(invoke, called)
     told._kvflow = told.on_invoke_tool, invoke  # type: ignore[attr-defined]

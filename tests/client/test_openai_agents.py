@@ -116,6 +116,31 @@ def test_runs_of_an_agent_side_by_side_wait_for_their_own_tools(tool_facts: list
     assert sorted(waited.values()) == sorted(step.step_id for step in asked[:2])
 
 
+def test_calls_of_one_id_in_two_workflows_are_told_apart(tool_facts: list[dict[str, Any]]) -> None:
+    asked: list[Any] = []
+
+    @function_tool
+    async def opening_hours(shop: str) -> str:
+        """When a shop is open."""
+        await asyncio.sleep(0.01)
+        return "9 to 17"
+
+    wanted = [call("opening_hours", '{"shop": "bakery"}', 0)]
+    model = scripted(asked, wanted, wanted, [message("9 to 17")], [message("9 to 17")])
+    clerk = instrument(Agent(name="clerk", tools=[opening_hours], model=model))
+
+    @kvflow.workflow("support")
+    async def run() -> None:
+        await Runner.run(clerk, "Is it open?")
+
+    async def both() -> None:
+        await asyncio.gather(run(), run())
+
+    asyncio.run(both())
+    steps = {step.workflow_id: step.step_id for step in asked[:2]}
+    assert {fields["workflow_id"]: fields["step_id"] for fields in tool_facts} == steps
+
+
 def test_a_clone_that_is_instrumented_asks_and_waits_in_its_own_name(tool_facts: list[dict[str, Any]]) -> None:
     asked: list[Any] = []
 
