@@ -172,6 +172,8 @@ class Step(Scope[StepContext]):
         if not self._ended:
             recorder.step_ended(self)
         self._ended = True
+        while self.outer is not None and self.outer.ended:  # tasks may start each other for as long as the program runs
+            self.outer = self.outer.outer
         if current_step.get() is self:
             current_step.set(self.outer)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvflow
+from kvflow.client.scopes import Step
 
 
 def agent_now() -> str | None:
@@ -168,6 +171,28 @@ async def test_a_task_that_outlives_its_agent_and_its_workflow() -> None:
     go.set()
     await task
     assert seen == ["a", "main", None]
+
+
+async def test_tasks_that_start_each_other_do_not_keep_all_their_steps_in_memory() -> None:
+    kept: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @kvflow.agent
+    async def relay(left: int) -> None:
+        if left:
+            later.append(asyncio.create_task(relay(left - 1)))
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(0.01)
+            kept.set_result(steps())
+
+    def steps() -> int:
+        return sum(type(each) is Step for each in gc.get_objects())
+
+    before = steps()
+    later: deque[asyncio.Task[None]] = deque(maxlen=1)
+    with kvflow.workflow():
+        await relay(100)
+        assert await kept - before < 10
 
 
 async def test_a_task_made_after_the_workflow_has_none() -> None:
