@@ -16,7 +16,7 @@ import httpx
 from typer.main import get_command
 
 from kvflow.cli import app
-from kvflow.replay.arms import Arm
+from kvflow.replay.arms import PRESETS, Arm
 from kvflow.replay.connection import Connection
 from kvflow.replay.contents import Contents
 from kvflow.replay.player import Player, arrive
@@ -24,20 +24,6 @@ from kvflow.replay.record import Round
 from kvflow.replay.work import Pace
 from kvflow.trace import Program
 
-ALL_ARMS = (
-    "lru",
-    "no-host",
-    "slru",
-    "tlru",
-    "session",
-    "lpm",
-    "kvflow",
-    "kvflow-fcfs",
-    "kvflow-steps",
-    "kvflow-ttl",
-    "kvflow-no-prefetch",
-    "kvflow-infer",
-)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FAST_LINK = "1.4e9"
 """Bytes per second at which loading a token takes a nineteenth of computing it, as for an 8B model on an H200."""
@@ -118,7 +104,7 @@ def names(further: Further) -> set[str]:
 
 def run(preset: Preset, options: argparse.Namespace, further: Further) -> int:
     """Run ``kvflow replay``, which is also told what asks this process to end; returns its exit status."""
-    arms = ALL_ARMS if options.arms == ["all"] else options.arms or ()
+    arms = [*PRESETS] if options.arms == ["all"] else options.arms or ()
     if not arms and "--arm" not in names(further):
         arms = preset.arms
     command = [sys.executable, "-m", "kvflow", "replay", *preset.words(further)]

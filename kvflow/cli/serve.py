@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +14,13 @@ def serve(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="Model path or name, as for SGLang's --model-path.")],
     policy: Annotated[str | None, typer.Option(help="Eviction policy.")] = None,
+    admission: Annotated[
+        Literal["workflow", "fcfs"] | None,
+        typer.Option(help="Whose requests run: those of programs whose contexts fit together, or everyone's."),
+    ] = None,
+    infer: Annotated[
+        bool, typer.Option("--infer", help="Recognise the workflows of clients that send no hints.")
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="YAML file with kvflow's settings.")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Run on the CPU engine, without a GPU.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if any seam with SGLang does not hold.")] = False,
@@ -26,6 +33,10 @@ def serve(
     environment = dict(os.environ)
     if policy:
         command += ["--kvflow-policy", policy]
+    if admission:
+        command += ["--kvflow-admission", admission]
+    if infer:
+        command.append("--kvflow-infer")
     if config:
         command += ["--kvflow-config", str(config)]
     if strict:

@@ -281,7 +281,7 @@ class Commands:
             self._leaving.append(leaving)
             return Answer(status="deferred", reason="leaves once it has been copied to the host", tokens=leaving.gone)
         tokens = sum(len(node.key) for node in left)
-        reason = f"{tokens} tokens stay: in use, not copied to the host, or used by others ({shared})"
+        reason = f"{tokens} tokens stay: in use, not copied to the host, or used by or pinned for others ({shared})"
         return Answer(status="clipped" if leaving.gone else "rejected", reason=reason, tokens=leaving.gone)
 
     def _waits_on(self, leaving: _Leaving) -> bool:

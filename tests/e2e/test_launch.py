@@ -271,7 +271,7 @@ def pressure(server: Any) -> None:
 def test_kvflow_serve_starts_sglang_with_kvflow_and_its_routes_obey_the_api_key(model: Path, tmp_path: Path) -> None:
     port = free_port()
     command = [str(Path(sys.executable).parent / "kvflow"), "serve", str(model), "--cpu", "--policy", "lru", "--strict"]
-    command += ["--", "--port", str(port), "--max-total-tokens", "2048"]
+    command += ["--admission", "fcfs", "--infer", "--", "--port", str(port), "--max-total-tokens", "2048"]
     command += ["--api-key", "secret", "--admin-api-key", "owner"]
     known = {"Authorization": "Bearer secret"}
     with (tmp_path / "log").open("wb") as log:
@@ -288,6 +288,8 @@ def test_kvflow_serve_starts_sglang_with_kvflow_and_its_routes_obey_the_api_key(
         assert status is not None
         assert status["replicas"][0]["policy"] == "lru"
         assert status["settings"]["strict"] is True
+        assert status["settings"]["admission"]["mode"] == "fcfs"
+        assert status["settings"]["intake"]["infer"] is True
         unknown = {"Authorization": "Bearer no"}
         for path in ("status", "stats", "workflows", "cache", "graphs", "explain"):
             assert httpx.get(f"http://127.0.0.1:{port}/kvflow/v1/{path}", headers=unknown).status_code == 401
