@@ -200,7 +200,8 @@ def decode_envelope(value: object) -> DecodedHints:
     """Check an envelope and pick out facts and commands.
 
     Actions of other types, and other versions of ours, are never an error: they end as ``unsupported``. So do commands
-    whose payload is not ours, because others use the same verbs.
+    whose payload is not ours, because others use the same verbs. Of a later minor version (``1.3``) the fields count
+    that are known, so that a client may be newer than its server.
 
     Args:
         value: the envelope as decoded JSON.
@@ -231,7 +232,7 @@ def decode_envelope(value: object) -> DecodedHints:
         _check_size(action.payload, f"actions.{index}.payload")
         if action.action_type in VERBS:
             try:
-                command = Command.model_validate(action.payload)
+                command = Command.model_validate(_known(action, Command))
             except ValidationError as error:
                 outcomes.append(_unsupported(action, str(_decode_error(error, prefix="payload"))))
                 continue
@@ -239,7 +240,7 @@ def decode_envelope(value: object) -> DecodedHints:
             continue
         model = Segments if action.action_type == SEGMENTS_TYPE else FACT_MODELS[action.action_type]
         try:
-            payload = model.model_validate(action.payload)
+            payload = model.model_validate(_known(action, model))
         except ValidationError as error:
             raise _decode_error(error, prefix=f"actions.{index}.payload") from None
         if isinstance(payload, Segments):
@@ -251,6 +252,13 @@ def decode_envelope(value: object) -> DecodedHints:
 
 def _unsupported(action: Action, reason: str) -> Outcome:
     return Outcome(action_id=action.action_id, action_type=action.action_type, status=Status.UNSUPPORTED, reason=reason)
+
+
+def _known(action: Action, model: type[BaseModel]) -> Mapping[str, Any]:
+    """The payload of an action; of a version that may have more fields, those that are known."""
+    if action.action_version in (ACTION_VERSION, f"{ACTION_VERSION}.0"):
+        return action.payload
+    return {name: value for name, value in action.payload.items() if name in model.model_fields}
 
 
 def _unsupported_reason(action: Action) -> str:

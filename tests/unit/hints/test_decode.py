@@ -109,6 +109,34 @@ def test_a_later_version_of_our_action_is_unsupported() -> None:
     assert decode_envelope(value).outcomes[0].status is Status.UNSUPPORTED
 
 
+@pytest.mark.parametrize("action_type", ["kvflow.step", "kvflow.segments", "kv.pin"])
+def test_of_a_later_minor_version_the_fields_count_that_are_known(action_type: str) -> None:
+    payload: dict[str, Any] = {
+        "kvflow.step": {"workflow_id": "w", "agent": "a"},
+        "kvflow.segments": {"mode": "off"},
+        "kv.pin": {"target": {"kind": "workflow", "workflow_id": "w"}},
+    }[action_type]
+    value = with_payload(payload | {"future": [1]}, action_type)
+    value["actions"][0]["action_version"] = "1.4"
+    decoded = decode_envelope(value)
+    assert len(decoded.facts) + len(decoded.commands) + (decoded.segments is not None) == 1
+    assert decoded.outcomes == ()
+
+
+def test_of_a_later_minor_version_a_field_that_is_known_has_to_be_right() -> None:
+    value = with_payload({"workflow_id": "w", "agent": 7, "future": 1})
+    value["actions"][0]["action_version"] = "1.4"
+    with pytest.raises(HintDecodeError, match=r"payload\.agent"):
+        decode_envelope(value)
+
+
+def test_version_one_and_one_point_nought_are_the_same() -> None:
+    value = with_payload({"workflow_id": "w", "agent": "a", "future": 1})
+    value["actions"][0]["action_version"] = "1.0"
+    with pytest.raises(HintDecodeError, match=r"payload\.future"):
+        decode_envelope(value)
+
+
 def test_too_large_a_payload_is_refused() -> None:
     with pytest.raises(HintDecodeError, match="at most 65536") as caught:
         decode_envelope(with_payload({"workflow_id": "w", "agent": "a", "tools": ["y" * 100] * 700}))
