@@ -62,7 +62,7 @@ def _times(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
                 f"{_title(result, load)}, [`{name}`](results/{name})",
                 f"{lru['completion_mean_s']:.0f} s",
                 *(_ratio(arms.get(arm)) for arm in (*ARMS, "fits")),
-                _between(arms["lpm"], arms["kvflow"]),
+                _between(arms.get("lpm"), arms["kvflow"]),
                 _ratio(arms["kvflow"], "run_s"),
                 f"{p95:.2f}x",
                 f"{worst:.2f}x",
@@ -99,8 +99,10 @@ def _ratio(arm: dict[str, Any] | None, measure: str = "completion_s") -> str:
     return "" if found is None else f"{found['ratio']:.2f}x [{found['ratio_low']:.2f}, {found['ratio_high']:.2f}]"
 
 
-def _between(before: dict[str, Any], after: dict[str, Any]) -> str:
+def _between(before: dict[str, Any] | None, after: dict[str, Any]) -> str:
     """Completion with an arm against another one that is not the first."""
+    if before is None:
+        return ""
     old, new = ({each["round"]: each["completion_s"] for each in arm["workflows"]} for arm in (before, after))
     found = difference(old, new)
     return "" if found is None else f"{found.ratio:.2f}x [{found.ratio_low:.2f}, {found.ratio_high:.2f}]"
