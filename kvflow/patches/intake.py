@@ -14,7 +14,7 @@ from kvflow import config
 from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import decode_envelope
-from kvflow.hints.models import STEP_TYPE
+from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
 from kvflow.patches import commands_http, inferring, malformed
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
@@ -201,8 +201,10 @@ def _find_texts(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: An
     """Say in tokens of this prompt which of its texts may be reused (``kvflow.segments``)."""
 
     def found(action: dict[str, Any]) -> dict[str, Any]:
+        if action["action_type"] != SEGMENTS_TYPE:
+            return action
         decoded = decode_envelope({**hints, "actions": [action]}).segments
-        if decoded is None:
+        if decoded is None:  # of another version
             return action
         asked = decoded.segments
         slots = find_slots(asked, lambda: _prompt(tokenizer, adapted), tokenizer, messages=roles_and_texts(request))
