@@ -62,6 +62,18 @@ def call(name: str, arguments: str, number: int) -> Any:
     return ResponseFunctionToolCall(name=name, arguments=arguments, call_id=f"c{number}", type="function_call")
 
 
+def slow_hours() -> Any:
+    """A tool that others run beside."""
+
+    @function_tool
+    async def opening_hours(shop: str) -> str:
+        """When a shop is open."""
+        await asyncio.sleep(0.01)
+        return "9 to 17"
+
+    return opening_hours
+
+
 def test_agents_ask_as_steps_and_wait_for_their_tools(tool_facts: list[dict[str, Any]]) -> None:
     set_tracing_disabled(True)
     asked: list[Any] = []
@@ -97,15 +109,9 @@ def test_runs_of_an_agent_side_by_side_wait_for_their_own_tools(tool_facts: list
     """Whichever asks the model meanwhile says nothing of what the other one waits for."""
     asked: list[Any] = []
 
-    @function_tool
-    async def opening_hours(shop: str) -> str:
-        """When a shop is open."""
-        await asyncio.sleep(0.01)
-        return "9 to 17"
-
     wanted = [[call("opening_hours", '{"shop": "bakery"}', number)] for number in (11, 12)]
     model = scripted(asked, *wanted, [message("9 to 17")], [message("9 to 17")])
-    clerk = instrument(Agent(name="clerk", tools=[opening_hours], model=model))
+    clerk = instrument(Agent(name="clerk", tools=[slow_hours()], model=model))
 
     async def run() -> None:
         with kvflow.workflow("support"):
@@ -119,15 +125,9 @@ def test_runs_of_an_agent_side_by_side_wait_for_their_own_tools(tool_facts: list
 def test_calls_of_one_id_in_two_workflows_are_told_apart(tool_facts: list[dict[str, Any]]) -> None:
     asked: list[Any] = []
 
-    @function_tool
-    async def opening_hours(shop: str) -> str:
-        """When a shop is open."""
-        await asyncio.sleep(0.01)
-        return "9 to 17"
-
     wanted = [call("opening_hours", '{"shop": "bakery"}', 0)]
     model = scripted(asked, wanted, wanted, [message("9 to 17")], [message("9 to 17")])
-    clerk = instrument(Agent(name="clerk", tools=[opening_hours], model=model))
+    clerk = instrument(Agent(name="clerk", tools=[slow_hours()], model=model))
 
     @kvflow.workflow("support")
     async def run() -> None:
