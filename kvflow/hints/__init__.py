@@ -6,20 +6,8 @@ nothing of graphs, policies or SGLang.
 
 from kvflow.hints.build import command_action, envelope, feedback_action, segments_action, step_action, tool_action
 from kvflow.hints.commands import VERBS, AgentTarget, Command, PromptTarget, Target, WorkflowTarget
-from kvflow.hints.models import (
-    DecodedCommand,
-    DecodedFact,
-    DecodedHints,
-    DecodedSegments,
-    Fact,
-    FeedbackFact,
-    Outcome,
-    Status,
-    StepFact,
-    ToolFact,
-    checked,
-    decode_envelope,
-)
+from kvflow.hints.decode import DecodedCommand, DecodedFact, DecodedHints, DecodedSegments, decode_envelope
+from kvflow.hints.models import Fact, FeedbackFact, Outcome, Status, StepFact, ToolFact, checked
 from kvflow.hints.segments import SegmentRange, Segments
 
 __all__ = [
