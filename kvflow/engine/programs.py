@@ -12,6 +12,7 @@ from kvflow.engine.digests import MIN_UNIT_TOKENS, digest_of_head
 from kvflow.engine.holdings import Holdings
 from kvflow.engine.holds import Holds
 from kvflow.engine.journal import Journal
+from kvflow.engine.large import LargeRequests
 from kvflow.engine.margin import Margin
 from kvflow.engine.pioneers import Pioneers
 from kvflow.engine.ports import Node
@@ -72,6 +73,7 @@ class Programs:
         self._unit_tokens = unit_tokens
         self._holdings = Holdings(claims, self._typical, cached, unit_tokens)
         self._holds = Holds(claims, journal)
+        self._large = LargeRequests(claims, self._typical)
         self._all_fit = True
         self._spare_tokens = 0
         self._running = 0
@@ -166,6 +168,14 @@ class Programs:
         if request is not None:
             self._run(request, running=True)
 
+    def refused(self, key: Hashable) -> bool:
+        """There is no memory for a request; tells whether others may go before it.
+
+        If so, it is not let in either until one that runs has given back its own.
+        """
+        request = self._requests.get(key)
+        return request is not None and self._large.refused(key, request)
+
     def retracted(self, key: Hashable) -> None:
         """A request has lost its memory to others: less fits than was thought."""
         if key in self._requests:
@@ -175,6 +185,7 @@ class Programs:
 
     def stopped(self, key: Hashable) -> None:
         """A request has lost its memory, and waits again."""
+        self._large.ask_again()
         request = self._requests.get(key)
         if request is not None:
             self._run(request, running=False)
@@ -187,6 +198,7 @@ class Programs:
             generated_tokens: length of its answer; 0 if it has been given up.
             digests: of its prompt and answer, as far as they have been left in the cache.
         """
+        self._large.ask_again()
         request = self._requests.pop(key, None)
         if request is not None:
             program, now_s = request.program, self._claims.clock.now_s
@@ -217,7 +229,10 @@ class Programs:
                     request.program.view.admitted = True
         else:
             self._settle(memory)
-        admitted = [key for key in waiting if (one := self._requests.get(key)) is None or one.may_run]
+        if not self._running:
+            self._large.ask_again()
+        able = self._large.without(waiting, memory.device_tokens)
+        admitted = [key for key in able if (one := self._requests.get(key)) is None or one.may_run]
         if not admitted:
             return []
         ordered = admitted if self._all_fit else self._turns.order(admitted, self._requests)

@@ -10,6 +10,8 @@ _WEIGHT = 0.02
 """Of the latest step in the averages."""
 _PROGRAM_WEIGHT = 0.1
 _LEAST_S = 0.1
+_PROGRAM_S = 60.0
+"""What a program takes as long as none has ended."""
 
 
 class TypicalWork:
@@ -24,6 +26,11 @@ class TypicalWork:
         self.program_s = 0.0
         self.generated_tokens = 0.0
         self._prompt_tokens = self._new_tokens = self._pause_s = 0.0
+
+    @property
+    def longest_wait_s(self) -> float:
+        """For how long a request may be overtaken by others that need less."""
+        return self.program_s or _PROGRAM_S
 
     @property
     def step(self) -> Step:

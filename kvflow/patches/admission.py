@@ -73,6 +73,10 @@ class Gate:
         """Whether a request has come since the pass began: its grammar has been compiled. The next pass has it."""
         return self._looks and not self._failed and req.rid not in self._queued and _counts(req)
 
+    def refused(self, req: Any) -> bool:
+        """SGLang has no memory for a request; tells whether others may go before it."""
+        return self._looks and self._guard.run(self.programs.refused, req.rid, default=False)
+
     def left(self, req: Any, digests: Sequence[int]) -> None:
         """A request has given its memory back: answered, aborted, or to start again.
 

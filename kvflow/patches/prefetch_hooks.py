@@ -43,7 +43,7 @@ def settle(self: Any, *args: Any, **kwargs: Any) -> None:
 def _patient(base: type) -> type:
     """A prefill adder that passes over requests whose context is still being loaded, while others can run.
 
-    And those that admission has not seen yet.
+    And those that admission has not seen yet, and large ones that there is no memory for.
     """
 
     class PatientAdder(base):
@@ -56,7 +56,11 @@ def _patient(base: type) -> type:
                 return AddReqResult.CONTINUE
             if prefetch is not None and self._has_adapter_of(req) and prefetch.passes_over(req, busy=busy):
                 return AddReqResult.CONTINUE
-            return super().add_one_req(req, *args, **kwargs)
+            result = super().add_one_req(req, *args, **kwargs)
+            refused = result is AddReqResult.NO_TOKEN and not (self.can_run_list and self.can_run_list[-1] is req)
+            if refused and gate is not None and self._has_adapter_of(req) and gate.refused(req):
+                return AddReqResult.CONTINUE
+            return result
 
         def _has_adapter_of(self, req: Any) -> bool:
             """Whether a request needs no LoRA adapter but those of the batch, among which SGLang counts it anyway.

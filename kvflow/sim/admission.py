@@ -31,6 +31,10 @@ class Everyone:
     def started(self, key: Hashable) -> None:
         """Nothing."""
 
+    def refused(self, key: Hashable) -> bool:
+        """Nobody goes before it."""
+        return False
+
     def retracted(self, key: Hashable) -> None:
         """Nothing."""
 

@@ -125,6 +125,8 @@ class Server:
             if self._ahead is not None and self._ahead.passes_over(request, self._matchable(request), busy=busy):
                 continue
             if not self._place(request, len(batch)):
+                if self._programs.refused(request):
+                    continue
                 break
             self._waiting.remove(request)
             budget -= self._add(batch, request, budget)

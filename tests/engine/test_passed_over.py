@@ -201,3 +201,31 @@ def test_who_is_passed_over_takes_up_no_adapter_that_another_could_have(
     monkeypatch.setattr(PrefillAdder, "add_one_req", lambda self, req: AddReqResult.OTHER)
     result = adder.add_one_req(SimpleNamespace(lora_id=adapter))
     assert result is (AddReqResult.CONTINUE if passed_over else AddReqResult.OTHER)
+
+
+@pytest.mark.parametrize(
+    ("result", "fits", "adapter", "yields", "passed_over"),
+    [
+        ("NO_TOKEN", False, None, True, True),
+        ("NO_TOKEN", False, None, False, False),
+        ("NO_TOKEN", True, None, True, False),
+        ("OTHER", False, None, True, False),
+        ("NO_TOKEN", False, "a", True, False),
+    ],
+)
+def test_who_there_is_no_memory_for_may_let_others_by(
+    monkeypatch: pytest.MonkeyPatch, result: str, fits: bool, adapter: str | None, yields: bool, passed_over: bool
+) -> None:
+    req = SimpleNamespace(lora_id=adapter)
+    adder = object.__new__(prefetch_hooks._patient(PrefillAdder))
+    adder.preempt_list, adder.can_run_list = [], []
+    adder.running_batch = SimpleNamespace(reqs=[], is_empty=lambda: False)
+    gate = SimpleNamespace(late=lambda req: False, refused=lambda req: yields)
+    adder.tree_cache = SimpleNamespace(gate=gate, prefetch=None)
+
+    def add_one_req(self: Any, req: Any) -> AddReqResult:
+        self.can_run_list += [req] if fits else []
+        return AddReqResult[result]
+
+    monkeypatch.setattr(PrefillAdder, "add_one_req", add_one_req)
+    assert adder.add_one_req(req) is (AddReqResult.CONTINUE if passed_over else AddReqResult[result])

@@ -1,0 +1,78 @@
+"""Large requests that there is no memory for: others may have what there is, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol, TypeVar
+
+from kvflow.engine.claims import ClaimTable
+from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.typical import TypicalWork
+
+Key = TypeVar("Key", bound=Hashable)
+
+_LARGE = 1 / 3
+"""Share of the device from which on a request is large: so much is free at once only when several others have ended."""
+
+
+class Refused(Protocol):
+    """A request that there is no memory for.
+
+    Attributes:
+        claim: whose prompt it carries.
+        tokens: length of that prompt, and of what it had generated before it lost its memory.
+        arrived_s: when it came, on the control plane's clock.
+        interrupted: it has lost its memory in the middle of its answer.
+    """
+
+    claim: PromptClaim
+    tokens: int
+    arrived_s: float
+    interrupted: bool
+
+
+class LargeRequests:
+    """Lets others go before a large request that does not fit, until it has waited as long as a typical program takes.
+
+    SGLang lets nobody in behind a request that it has no memory for, so where contexts differ much in length memory for
+    several small ones lies idle until there is enough for the large one. Who is to go on with an answer is not
+    overtaken.
+
+    Source: backfilling of batch schedulers (Lifka, The ANL/IBM SP Scheduling System, 1995), with a bound on the wait
+    where these reserve a time, since nobody knows when answers end.
+
+    Args:
+        claims: say since when a request's program has had its turn.
+        typical: how long programs take.
+    """
+
+    def __init__(self, claims: ClaimTable, typical: TypicalWork) -> None:
+        self._claims = claims
+        self._typical = typical
+        self._device_tokens = 0
+        self._refused: set[Hashable] = set()
+
+    def refused(self, key: Hashable, request: Refused) -> bool:
+        """There is no memory for a request; tells whether others may go before it."""
+        held = self._claims.claim_of(request.claim.workflow_id, request.claim.agent)
+        since_s = max(request.arrived_s, held.let_in_s if held is not None else 0.0)
+        waited_s = self._claims.clock.now_s - since_s
+        large = request.tokens >= _LARGE * self._device_tokens
+        if not large or request.interrupted or waited_s >= self._typical.longest_wait_s:
+            return False
+        self._refused.add(key)
+        return True
+
+    def without(self, waiting: Sequence[Key], device_tokens: int) -> Sequence[Key]:
+        """Leave out those that have been refused since memory last came back.
+
+        Args:
+            waiting: requests in the order of the queue.
+            device_tokens: what the device holds.
+        """
+        self._device_tokens = device_tokens
+        return [key for key in waiting if key not in self._refused] if self._refused else waiting
+
+    def ask_again(self) -> None:
+        """Memory has come back."""
+        self._refused.clear()
