@@ -76,6 +76,32 @@ def test_in_sglangs_own_order_and_without_loads_ahead_all_say_the_same(sglangs_o
     assert sglangs_order.get("status")["degraded"] == {}
 
 
+def test_a_large_request_that_does_not_fit_lets_a_small_one_by(gated: Server) -> None:
+    gated.fresh()
+
+    def ask(agent: str, tokens: int, answer_tokens: int) -> dict[str, Any]:
+        action = step_action(workflow_id="family", workflow_type="long", agent=agent)
+        sampling = {"max_new_tokens": answer_tokens, "ignore_eos": True}
+        prompt = [len(agent) + 10] * tokens
+        body = {"input_ids": prompt, "sampling_params": sampling, "kv_hints": envelope([action])}
+        return gated.client.post("/generate", json=body).json()
+
+    def waiting() -> int:
+        return gated.client.get("/v1/loads").json()["loads"][0]["num_waiting_reqs"]
+
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(ask, "running", 400, 900)
+        assert eventually(lambda: gated.get("stats")["replicas"][0]["admission"]["programs"] == 1)
+        large = pool.submit(ask, "large", 1300, 4)
+        assert eventually(lambda: waiting() == 1)
+        assert ask("small", 20, 4)["meta_info"]["completion_tokens"] == 4
+        assert not running.done()
+        assert not large.done()
+    assert running.result()["meta_info"]["completion_tokens"] == 900
+    assert large.result()["meta_info"]["completion_tokens"] == 4
+    gated.end("family")
+
+
 def test_a_client_that_gives_up_leaves_nobody_waiting(gated: Server) -> None:
     gated.fresh()
     names = [f"quitter-{number}" for number in range(PROGRAMS)]
