@@ -32,7 +32,7 @@ class Refused(Protocol):
 
 
 class LargeRequests:
-    """Lets others go before a large request that does not fit, until it has waited as long as a typical program takes.
+    """Lets others go before a large request that does not fit, for as long as a typical program takes, or a minute.
 
     SGLang lets nobody in behind a request that it has no memory for, so where contexts differ much in length memory for
     several small ones lies idle until there is enough for the large one. Who is to go on with an answer is not

@@ -10,8 +10,8 @@ _WEIGHT = 0.02
 """Of the latest step in the averages."""
 _PROGRAM_WEIGHT = 0.1
 _LEAST_S = 0.1
-_PROGRAM_S = 60.0
-"""What a program takes as long as none has ended."""
+_LONGEST_WAIT_S = 60.0
+"""Some programs take hours, and clients have time-outs."""
 
 
 class TypicalWork:
@@ -29,8 +29,8 @@ class TypicalWork:
 
     @property
     def longest_wait_s(self) -> float:
-        """For how long a request may be overtaken by others that need less."""
-        return self.program_s or _PROGRAM_S
+        """For how long others may go before a request: what a program takes, but no more than a minute."""
+        return min(self.program_s or _LONGEST_WAIT_S, _LONGEST_WAIT_S)
 
     @property
     def step(self) -> Step:
