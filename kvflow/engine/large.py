@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kvflow.engine.claims import ClaimTable
-from kvflow.engine.coordinator import PromptClaim
+from kvflow.engine.turns import Asked, waited_s
 from kvflow.engine.typical import TypicalWork
 
 Key = TypeVar("Key", bound=Hashable)
 
 _LARGE = 1 / 3
 """Share of the device from which on a request is large: so much is free at once only when several others have ended."""
-
-
-class Refused(Protocol):
-    """A request that there is no memory for.
-
-    Attributes:
-        claim: whose prompt it carries.
-        tokens: length of that prompt, and of what it had generated before it lost its memory.
-        arrived_s: when it came, on the control plane's clock.
-        interrupted: it has lost its memory in the middle of its answer.
-    """
-
-    claim: PromptClaim
-    tokens: int
-    arrived_s: float
-    interrupted: bool
+_MOST_S = 60.0
+"""Some programs take hours, and clients have time-outs."""
 
 
 class LargeRequests:
-    """Lets others go before a large request that does not fit, for as long as a typical program takes, or a minute.
+    """Lets others go before a large request that does not fit, for as long as a typical program takes.
 
     SGLang lets nobody in behind a request that it has no memory for, so where contexts differ much in length memory for
-    several small ones lies idle until there is enough for the large one. Who is to go on with an answer is not
-    overtaken.
+    several small ones lies idle until there is enough for the large one. No request waits for others so for
+    more than a minute, and none that is to go on with an answer at all.
 
     Source: backfilling of batch schedulers (Lifka, The ANL/IBM SP Scheduling System, 1995), with a bound on the wait
     where these reserve a time, since nobody knows when answers end.
@@ -52,13 +38,11 @@ class LargeRequests:
         self._device_tokens = 0
         self._refused: set[Hashable] = set()
 
-    def refused(self, key: Hashable, request: Refused) -> bool:
+    def refused(self, key: Hashable, asked: Asked) -> bool:
         """There is no memory for a request; tells whether others may go before it."""
-        held = self._claims.claim_of(request.claim.workflow_id, request.claim.agent)
-        since_s = max(request.arrived_s, held.let_in_s if held is not None else 0.0)
-        waited_s = self._claims.clock.now_s - since_s
-        large = request.tokens >= _LARGE * self._device_tokens
-        if not large or request.interrupted or waited_s >= self._typical.longest_wait_s:
+        most_s = min(self._typical.program_s or _MOST_S, _MOST_S)
+        large = asked.tokens >= _LARGE * self._device_tokens
+        if not large or asked.interrupted or waited_s(self._claims, asked) >= most_s:
             return False
         self._refused.add(key)
         return True

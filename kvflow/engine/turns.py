@@ -86,9 +86,7 @@ class Turns:
         return [*ordered, *waiting[_MOST_ORDERED:]]
 
     def _turn(self, asked: Asked) -> _Turn:
-        clock, held = self._claims.clock, self._held(asked)
-        began_s = max(asked.arrived_s, held.let_in_s if held is not None else 0.0)
-        if asked.interrupted or clock.now_s - began_s > _LONGEST_WAIT * clock.queue_s:
+        if asked.interrupted or waited_s(self._claims, asked) > _LONGEST_WAIT * self._claims.clock.queue_s:
             return False, 0, False
         found_tokens, host_tokens = self._context(asked)
         need_s = self._admission.need_s(asked.tokens, found_tokens, host_tokens)
@@ -117,6 +115,12 @@ class Turns:
             if tip is not None and found_tokens:
                 return found_tokens, _lacking_tokens(tip, found_tokens)
         return 0, 0
+
+
+def waited_s(claims: ClaimTable, asked: Asked) -> float:
+    """Seconds for which a request has waited since its program's turn came."""
+    held = claims.claim_of(asked.claim.workflow_id, asked.claim.agent)
+    return claims.clock.now_s - max(asked.arrived_s, held.let_in_s if held is not None else 0.0)
 
 
 def _lacking_tokens(tip: Node, context_tokens: int) -> int:

@@ -10,8 +10,6 @@ _WEIGHT = 0.02
 """Of the latest step in the averages."""
 _PROGRAM_WEIGHT = 0.1
 _LEAST_S = 0.1
-_LONGEST_WAIT_S = 60.0
-"""Some programs take hours, and clients have time-outs."""
 
 
 class TypicalWork:
@@ -26,11 +24,6 @@ class TypicalWork:
         self.program_s = 0.0
         self.generated_tokens = 0.0
         self._prompt_tokens = self._new_tokens = self._pause_s = 0.0
-
-    @property
-    def longest_wait_s(self) -> float:
-        """For how long others may go before a request: what a program takes, but no more than a minute."""
-        return min(self.program_s or _LONGEST_WAIT_S, _LONGEST_WAIT_S)
 
     @property
     def step(self) -> Step:

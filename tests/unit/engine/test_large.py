@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kvflow.engine.large import LargeRequests
+from kvflow.engine.typical import TypicalWork
 from tests.unit.engine.test_programs import Table
+from tests.unit.engine.test_turns import Queue
 
 _LONGEST_S = 60.0
 
@@ -47,14 +50,21 @@ def test_nobody_goes_before_a_small_one_or_one_without_a_claim(table: Table) -> 
 
 
 @pytest.mark.parametrize(("waited_s", "overtaken"), [(_LONGEST_S - 1, True), (_LONGEST_S, False)])
-@pytest.mark.parametrize("program_s", [0.0, 7200.0])
-def test_nobody_goes_before_one_that_has_waited_for_a_minute(
-    table: Table, program_s: float, waited_s: float, overtaken: bool
-) -> None:
-    table.programs._typical.program_s = program_s
+def test_nobody_goes_before_one_that_has_waited_for_a_minute(table: Table, waited_s: float, overtaken: bool) -> None:
     table.coordinator.claims.clock.now_s += waited_s
     assert table.programs.refused("large") == overtaken
     assert ("large" in table.allowed("large", "small")) != overtaken
+
+
+def test_where_programs_take_hours_nobody_waits_for_longer_than_a_minute() -> None:
+    queue, typical = Queue(large=40_000), TypicalWork()
+    typical.ended(7200.0)
+    large = LargeRequests(queue.coordinator.claims, typical)
+    large.without([], 100_000)
+    queue.coordinator.claims.clock.now_s = _LONGEST_S - 1
+    assert large.refused("large", queue.asked["large"])
+    queue.coordinator.claims.clock.now_s = _LONGEST_S
+    assert not large.refused("large", queue.asked["large"])
 
 
 def test_where_programs_take_less_time_nobody_waits_for_long(table: Table) -> None:
