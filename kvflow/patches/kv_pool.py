@@ -93,14 +93,16 @@ def rotary_of(runner: Any) -> Rotary:
     """Find a model's rotary embedding, and test that turning its keys gives what the model would have computed.
 
     Raises:
-        ReuseUnsupportedError: it has none, several, or one that we do not know how to apply; or sliding windows, since
-            layers without one may have an embedding that they do not apply.
+        ReuseUnsupportedError: it has none, several, or one that we do not know how to apply, or does not end with it;
+            or sliding windows, since layers without one may have an embedding that they do not apply.
     """
     from sglang.srt.layers.radix_attention import RadixAttention
 
     attentions = (module for module in runner.model.modules() if isinstance(module, RadixAttention))
     if any((attention.sliding_window_size or -1) > 0 for attention in attentions):
         raise ReuseUnsupportedError("a model with sliding windows")
+    if any(kind.__name__ in _NORMED_LATER for kind in type(runner.model).__mro__):
+        raise ReuseUnsupportedError("a model that normalises keys after their rotary embedding")
     modules = [
         module
         for name, module in runner.model.named_modules(remove_duplicate=False)
@@ -128,6 +130,8 @@ _KNOWN = frozenset(
     {"RotaryEmbedding", "LinearScalingRotaryEmbedding", "Llama3RotaryEmbedding", "YaRNScalingRotaryEmbedding"}
 )
 """Their table is the same for prompts of every length."""
+_NORMED_LATER = frozenset({"HunYuanMoEV1ForCausalLM"})
+"""The norm has a weight for each dimension: keys that are turned after it are none that the model would compute."""
 
 
 def _turning_error(embedding: Any, rotary: Rotary, heads: int, size: int, dtype: torch.dtype) -> float:

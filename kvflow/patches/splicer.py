@@ -23,7 +23,7 @@ from kvflow.patches.claim import claim_of, namespace_of, reuse_of
 from kvflow.patches.guard import Guard
 from kvflow.patches.kv_pool import rotary_of
 from kvflow.patches.splicing import Spliced, Splicing
-from kvflow.reuse import KV, HostMemory, Method, Mode, Outcomes, Plan, Prompt, QualityGate, Reuse, Slot, cut
+from kvflow.reuse import KV, Graft, HostMemory, Method, Mode, Outcomes, Plan, Prompt, QualityGate, Reuse, Slot, cut
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,6 @@ class Splicer:
             anchors=settings.reuse.anchors,
             entropy=settings.reuse.entropy,
             total=self._splicing.total,
-            keep=_on_host,
         )
 
     def forward(self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,10 +203,12 @@ class Splicer:
         if not chunk.grafts:
             return None
         prompt, device = state.prompt, self._splicing.pool.device
-        fills = (self.reuse.fill(prompt, graft, device) for graft in chunk.grafts)
+
+        def fill(graft: Graft) -> KV:
+            return self.reuse.fill(prompt, graft, device)
+
         slots = int(batch.req_pool_indices_cpu[row])
-        method, trial = state.prompt.method, state.prompt.trial
-        return self._splicing.put(slots, chunk, fills, method.repair_share, trial=trial)
+        return self._splicing.put(slots, chunk, fill, prompt.method.repair_share, trial=prompt.trial)
 
     def _state(self, req: Any, cached_tokens: int) -> None:
         state: _State | None = getattr(req, "_kvflow_splice", None)
@@ -307,13 +308,3 @@ def _cpu_group() -> Any:
     from sglang.srt.distributed import get_tp_group
 
     return get_tp_group().cpu_group
-
-
-def _on_host(kv: KV) -> KV:
-    """Where KV is remembered: pinned if it comes from a GPU."""
-    if kv.keys.device.type == "cpu":
-        return KV(kv.keys.contiguous(), kv.values.contiguous())
-    keys, values = (torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in (kv.keys, kv.values))
-    keys.copy_(kv.keys)
-    values.copy_(kv.values)
-    return KV(keys, values)

@@ -6,7 +6,7 @@ Tensor-parallel ranks agree on it before, since forward passes of different shap
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -69,13 +69,15 @@ class Splicing:
         if not rows.by_layers(runner):
             self._first_tokens_only("it has no forward_split_prefill")
 
-    def put(self, row: int, chunk: Chunk, fills: Iterable[KV], repair_share: float, *, trial: bool = False) -> Spliced:
+    def put(
+        self, row: int, chunk: Chunk, fill: Callable[[Graft], KV], repair_share: float, *, trial: bool = False
+    ) -> Spliced:
         """Write KV into a request's pages.
 
         Args:
             row: of the request, in the pool of requests.
             chunk: the grafts.
-            fills: what belongs into each; taken one by one, since each holds all layers.
+            fill: computes what belongs into a graft, or a part of one: all layers of it, so no more than a portion.
             repair_share: of the tokens.
             trial: nobody waits for it, so that it is not counted.
         """
@@ -83,10 +85,11 @@ class Splicing:
         repairs = self._by_layers and budget_tokens(repair_share, tokens) > 0
         layer = slice(self._layer, self._layer + 1)
         put: list[KV] = []
-        for graft, fill in zip(chunk.grafts, fills, strict=True):
-            self.pool.write(row, graft.start, fill)
+        for graft in chunk.grafts:
+            for part in graft.portions():
+                self.pool.write(row, part.start, fill(part))
             if repairs:
-                put.append(KV(fill.keys[layer].clone(), fill.values[layer].clone()))
+                put.append(self.pool.read(row, graft.start, graft.end, layer))
         return Spliced(chunk=chunk, put=tuple(put), repair_share=repair_share if repairs else 0.0, trial=trial)
 
     def compute(self, batch: Any, spliced: Sequence[Spliced | None]) -> Any | None:

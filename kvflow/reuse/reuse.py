@@ -15,6 +15,7 @@ import torch
 from kvflow.reuse.anchors import Anchor, AnchorPool, Weighing
 from kvflow.reuse.correct import Corrector
 from kvflow.reuse.gate import Door, QualityGate, SlotKey
+from kvflow.reuse.keeping import Keeper, Read
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.outcomes import Outcomes
@@ -23,11 +24,7 @@ from kvflow.reuse.prompt import Mode, Prompt, Slot
 from kvflow.reuse.repair import without_first
 from kvflow.reuse.rotation import Rotary
 from kvflow.reuse.segments import SHARED_TOKENS, Match, Origin, Segment, SegmentStore
-from kvflow.reuse.sketch import Sketcher
 from kvflow.reuse.splice import Graft
-
-Read = Callable[[int, int], KV]
-"""Gives a copy of the KV of a prompt's tokens [start, end), on the model's device."""
 
 
 class Reuse:
@@ -42,7 +39,6 @@ class Reuse:
         anchors: V of :class:`AnchorPool`.
         entropy: its γ.
         total: adds up a vector over tensor-parallel ranks.
-        keep: moves KV to where it is remembered (the host).
     """
 
     def __init__(
@@ -56,7 +52,6 @@ class Reuse:
         anchors: int = 20,
         entropy: float = 0.3,
         total: Callable[[torch.Tensor], torch.Tensor] = lambda vector: vector,
-        keep: Callable[[KV], KV] = lambda kv: kv,
     ) -> None:
         self.memory = memory
         self.segments = SegmentStore(memory)
@@ -65,12 +60,11 @@ class Reuse:
         self.gate = gate or QualityGate()
         self.outcomes = outcomes or Outcomes()
         self._corrector = Corrector(rotary)
-        self._sketcher = Sketcher()
+        self._keeper = Keeper(self._corrector)
         self._min_tokens = max(min_tokens, SHARED_TOKENS)
         self._anchors = anchors
         self._entropy = entropy
         self._total = total
-        self._keep = keep
 
     def plan(self, prompt: Prompt, cached_tokens: int) -> Plan:
         """Decide what of a prompt is put in.
@@ -277,15 +271,14 @@ class Reuse:
             return
         if not self._fits(start, end, read):
             return
-        kv = read(start, end)
-        self.memory.make_room(kv.nbytes)
+        kv, sketch = self._keeper.text(start, end, read)
         segment = Segment(
             tokens=tokens[start:end].clone(),
-            kv=self._keep(kv),
+            kv=kv,
             position=start,
             origin=Origin(workflow_type=prompt.workflow_type, agent=prompt.agent, part=part),
             exact=exact,
-            value_sketch=self._sketcher.sketch(kv.values),
+            value_sketch=sketch,
         )
         if self.segments.put(prompt.namespace, segment):
             self.counters.segments += 1
@@ -296,8 +289,12 @@ class Reuse:
         return any((match.start, match.end) == (start, end) and match.segment.exact >= exact for match in matches)
 
     def _fits(self, start: int, end: int, read: Read) -> bool:
-        """Whether there may ever be room for the KV of these tokens; else not even a copy of it is made."""
-        return self.memory.ever_holds(read(start, start + 1).bytes_of(end - start))
+        """Make room for the KV of these tokens; false if there may never be any, so that not even a copy is made."""
+        nbytes = read(start, start + 1).bytes_of(end - start)
+        if not self.memory.ever_holds(nbytes):
+            return False
+        self.memory.make_room(nbytes)
+        return True
 
     def _learn(self, prompt: Prompt, lesson: Lesson, read: Read) -> None:
         match, after = lesson.found.match, lesson.found.after
@@ -307,21 +304,16 @@ class Reuse:
             return  # prompts that were computed side by side teach the same
         if not self._fits(match.start, after, read):
             return
-        seen = read(match.start, after)
-        tokens = match.end - match.start
-        actual = self._corrector.home(seen.span(0, tokens), match.start)
-        stored = match.segment.kv.span(match.offset, match.offset + tokens).to(seen.keys.device)
-        base = self._corrector.home(stored, match.segment.position + match.offset)
-        following = None
-        if after - match.end >= self._min_tokens:
-            following = self._corrector.home(seen.span(tokens, len(seen)), match.end)
+        offset = self._keeper.offset(match, read)
+        following = self._keeper.homes(match.end, after, read) if after - match.end >= self._min_tokens else None
+        held = slice(match.offset, match.offset + len(offset))
         anchor = Anchor(
             start=start,
             tokens=own,
-            value_sketch=match.segment.value_sketch[match.offset : match.offset + tokens].clone(),
-            offset=self._narrow(KV(actual.keys - base.keys, actual.values - base.values), seen),
+            value_sketch=match.segment.value_sketch[held].clone(),
+            offset=offset,
             follows=tuple(prompt.tokens[match.end : after].tolist()),
-            following=self._narrow(following, seen) if following is not None else None,
+            following=following,
         )
         if not self.memory.hold(anchor, anchor.nbytes, lambda: self._drop(lesson.pool, anchor)):
             return
@@ -329,9 +321,6 @@ class Reuse:
         if gone is not None:
             self.memory.release(gone)
         self.counters.learned += 1
-
-    def _narrow(self, kv: KV, like: KV) -> KV:
-        return self._keep(KV(kv.keys.to(like.keys.dtype), kv.values.to(like.values.dtype)))
 
     def _drop(self, key: PoolKey, anchor: Anchor) -> None:
         pool = self.pools[key]

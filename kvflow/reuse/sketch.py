@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 
 _DIMENSIONS = 16
-_TOKENS = 1024
-"""Of a text at a time: in float32, the values of 8B geometry take 128 KiB a token."""
 _SEED = 20251112
 
 
@@ -24,7 +22,7 @@ class Sketcher:
         """Project the values of all layers and heads of each token.
 
         Args:
-            values: [layers, tokens, heads, dim].
+            values: [layers, tokens, heads, dim]; no more than a portion, since all of them are copied to float32.
 
         Returns:
             [tokens, dimensions] float32, on the CPU.
@@ -35,4 +33,4 @@ class Sketcher:
             drawn = torch.randn(layers * heads * dim, _DIMENSIONS, generator=generator)
             self._projection = (drawn / _DIMENSIONS**0.5).to(values.device)
         rows = values.transpose(0, 1)
-        return torch.cat([part.flatten(1).float() @ self._projection for part in rows.split(_TOKENS)]).cpu()
+        return (rows.flatten(1).float() @ self._projection).cpu()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kvflow.reuse.anchors import Anchor
+from kvflow.reuse.kv import portions
 from kvflow.reuse.segments import Segment
 
 
@@ -43,6 +44,11 @@ class Graft:
             anchors=self.anchors,
             place=self.place + moved,
         )
+
+    def portions(self) -> Iterator[Graft]:
+        """It in parts of no more tokens than are put in at a time."""
+        parts = (self.within(start, end) for start, end in portions(self.start, self.end))
+        return (part for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,16 @@ def test_an_embedding_that_is_given_a_part_of_each_key_is_refused() -> None:
         rotary_of(one)
 
 
+@pytest.mark.parametrize("name", ["HunYuanMoEV1ForCausalLM", "HunYuanDenseV1ForCausalLM"])
+def test_a_model_that_normalises_keys_after_it_is_refused(name: str) -> None:
+    from sglang.srt.models import hunyuan
+
+    one = runner(*[embedding()] * LAYERS)
+    one.model.__class__ = type("Loaded", (getattr(hunyuan, name),), {"__init__": torch.nn.Module.__init__})
+    with pytest.raises(ReuseUnsupportedError, match="normalises keys after"):
+        rotary_of(one)
+
+
 def test_an_embedding_that_does_something_else_by_a_known_name_is_refused() -> None:
     class RotaryEmbedding(torch.nn.Module):
         def __init__(self, true: Any) -> None:

@@ -1,4 +1,4 @@
-"""FlashInfer's kernels against the torch reference, on a GPU."""
+"""FlashInfer's kernels against the torch reference, and copies to the host and back, on a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ pytestmark = [
 ]
 
 from kvflow.reuse import KV, Rotary, rotate, rotate_exactly  # noqa: E402
+from kvflow.reuse.correct import Corrector  # noqa: E402
+from kvflow.reuse.keeping import Keeper  # noqa: E402
 
 
 def table(positions: int, rotary_dim: int) -> torch.Tensor:
@@ -54,3 +56,26 @@ def test_kv_is_written_into_its_slots_and_nowhere_else(page_tokens: int) -> None
     others[slots] = False
     for old, new in zip(before, (*pool.k_buffer, *pool.v_buffer), strict=True):
         assert torch.equal(old[others], new[others])
+
+
+def test_a_long_text_goes_to_the_host_and_back_a_portion_at_a_time() -> None:
+    kv = KV(*torch.randn(2, 8, 8192, 8, 128, dtype=torch.bfloat16, device="cuda"))
+    keeper = Keeper(Corrector(Rotary(table(9000, 128).cuda(), neox=True)))
+    most_tokens = 0
+
+    def read(start: int, end: int) -> KV:
+        nonlocal most_tokens
+        most_tokens = max(most_tokens, end - start)
+        part = kv.span(start, end)
+        return KV(part.keys.clone(), part.values.clone())
+
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    kept, _ = keeper.text(0, 8192, read)
+    keeper.homes(0, 8192, read)
+    assert most_tokens == 1024
+    assert torch.cuda.max_memory_allocated() - before_bytes < kv.keys.nbytes + kv.values.nbytes
+    assert kept.keys.is_pinned()
+    back = kept.span(16, 5000).to(kv.keys.device)
+    assert torch.equal(back.keys, kv.keys[:, 16:5000])
+    assert torch.equal(back.values, kv.values[:, 16:5000])

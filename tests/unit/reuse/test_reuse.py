@@ -175,17 +175,17 @@ def test_an_answer_of_a_few_words_is_not_remembered() -> None:
     assert len(reuse.segments) == 0
 
 
-def test_a_text_that_is_larger_than_the_bound_is_not_even_moved_to_the_host() -> None:
-    moved: list[KV] = []
-
-    def keep(kv: KV) -> KV:
-        moved.append(kv)
-        return kv
-
+def test_a_text_that_is_larger_than_the_bound_is_not_even_copied() -> None:
     asked = prompt("planner", ("document", TEXT))
-    tight = made(exact(asked).nbytes - 1, keep=keep)
-    serve(tight, asked)
-    assert (moved, len(tight.segments)) == ([], 0)
+    kv, read_tokens = exact(asked), list[int]()
+
+    def read(start: int, end: int) -> KV:
+        read_tokens.append(end - start)
+        return kv.span(start, end)
+
+    tight = made(kv.nbytes - 1)
+    tight.computed(asked, tight.plan(asked, 0), read)
+    assert (read_tokens, len(tight.segments)) == ([1], 0)
 
 
 def test_what_was_computed_after_something_put_in_is_known_not_to_be_exact() -> None:
@@ -348,7 +348,7 @@ def test_prompts_computed_side_by_side_teach_one_text_and_one_example() -> None:
     assert [len(pool.anchors) for pool in reuse.pools.values()] == [1]
 
 
-def test_an_exact_text_is_remembered_beside_one_that_is_not() -> None:
+def test_an_exact_text_is_remembered_host_memory_one_that_is_not() -> None:
     reuse = made()
     asked = prompt("planner", words(20, 10), ("document", TEXT))
     plan = reuse.plan(asked, 0)

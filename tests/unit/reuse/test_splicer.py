@@ -62,9 +62,9 @@ class FakeSplicing:
     def least(self, numbers: Sequence[int]) -> list[int]:
         return [int(min(each)) for each in zip(*self._ranks.tell(self._rank, "least", list(numbers)), strict=True)]
 
-    def put(self, row: int, chunk: Any, fills: Any, repair_share: float, *, trial: bool = False) -> Any:
+    def put(self, row: int, chunk: Any, fill: Any, repair_share: float, *, trial: bool = False) -> Any:
         self.starts.append(chunk.grafts[0].start)
-        return list(fills)
+        return [fill(graft) for graft in chunk.grafts]
 
     def compute(self, batch: Any, spliced: Any) -> Any:
         told = self._ranks.tell(self._rank, "compute", [any(spliced)])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from kvflow.reuse import KV, Graft, HostMemory, Method, Mode, Plan, Prompt, Reuse, Rotary, Slot
-from kvflow.reuse.reuse import Read
+from kvflow.reuse.keeping import Read
 
 LAYERS, HEADS, HEAD_DIM, VOCABULARY = 2, 4, 8, 50
 DIM = HEADS * HEAD_DIM
@@ -52,11 +52,9 @@ def words(seed: int, length: int) -> Text:
     return random.Random(seed).choices(range(VOCABULARY), k=length)
 
 
-def made(
-    max_bytes: int = 10**9, entropy: float = 0.3, anchors: int = 20, keep: Callable[[KV], KV] = lambda kv: kv
-) -> Reuse:
+def made(max_bytes: int = 10**9, entropy: float = 0.3, anchors: int = 20) -> Reuse:
     rotary = Rotary(torch.cat((ANGLES.cos(), ANGLES.sin()), dim=1).float(), neox=True)
-    return Reuse(rotary, HostMemory(max_bytes), min_tokens=32, entropy=entropy, anchors=anchors, keep=keep)
+    return Reuse(rotary, HostMemory(max_bytes), min_tokens=32, entropy=entropy, anchors=anchors)
 
 
 def prompt(agent: str, *parts: Part, mode: Mode = Mode.ROTATE, namespace: str = "", repair_tokens: int = 0) -> Prompt:
