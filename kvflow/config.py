@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
 )
 
 from kvflow.errors import ConfigError
@@ -257,11 +258,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Put the YAML file named by ``KVFLOW_CONFIG`` below the environment."""
-        path = os.environ.get(CONFIG_VARIABLE)
-        sources: list[PydanticBaseSettingsSource] = [init_settings, EnvSettingsSource(settings_cls)]
-        if path:
-            sources.append(YamlConfigSettingsSource(settings_cls, yaml_file=path))
-        return tuple(sources)
+        file = InitSettingsSource(settings_cls, init_kwargs=_of_file())
+        return init_settings, EnvSettingsSource(settings_cls), file
 
 
 def load(overrides: Mapping[str, Any] | None = None) -> Settings:
@@ -275,34 +273,47 @@ def load(overrides: Mapping[str, Any] | None = None) -> Settings:
             or cannot be read.
     """
     _check_variables()
-    path = os.environ.get(CONFIG_VARIABLE)
-    if path:
-        _check_file(Path(path))
     try:
         return Settings(**(overrides or {}))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"setting {where}: {first['msg']} (got {first.get('input')!r})") from None
+        raise ConfigError(_told(first["loc"], first["type"], first["msg"], first.get("input"))) from None
 
 
-def _check_file(path: Path) -> None:
-    """pydantic-settings fails in many ways on what is no mapping of names."""
+def _told(loc: tuple[int | str, ...], kind: str, problem: str, value: Any) -> str:
+    """Say what is wrong with a setting, and that it is one of the file's, if it is."""
+    where = ".".join(map(str, loc))
+    found: Any = _of_file()
+    for name in loc:
+        found = found.get(name) if isinstance(found, dict) else None
+    file = f" in {os.environ[CONFIG_VARIABLE]}" if found is not None and found == value else ""
+    if kind == "extra_forbidden":
+        return f"{where}{file} is not a kvflow setting; see `kvflow config`"
+    return f"setting {where}{file}: {problem} (got {value!r})"
+
+
+def _of_file() -> dict[str, Any]:
+    """Settings of the file that ``KVFLOW_CONFIG`` names; a section of which all is commented out has none."""
     import yaml
 
-    if not path.is_file():
-        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which is not a file")
+    path = os.environ.get(CONFIG_VARIABLE)
+    if not path:
+        return {}
+    named = f"--kvflow-config or {CONFIG_VARIABLE} names {path}, which"
+    if not Path(path).is_file():
+        raise ConfigError(f"{named} is not a file")
     try:
-        found = yaml.safe_load(path.read_text("utf-8")) or {}
+        found = yaml.safe_load(Path(path).read_text("utf-8")) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which cannot be read as YAML: {error}") from None
+        raise ConfigError(f"{named} cannot be read as YAML: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{CONFIG_VARIABLE} names {path}, which has no settings by name: see `kvflow config`")
+        raise ConfigError(f"{named} has no settings by name: see `kvflow config`")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _check_variables() -> None:
     """pydantic-settings ignores a misspelt variable without a word; we do not."""
-    for name in os.environ:
+    for name, value in os.environ.items():
         if not name.startswith(PREFIX) or name in _OTHER_VARIABLES or name.startswith(_OTHER_PREFIXES):
             continue
         if _KUBERNETES.fullmatch(name):
@@ -311,5 +322,19 @@ def _check_variables() -> None:
         if section not in Settings.model_fields:
             raise ConfigError(f"environment variable {name} is not a kvflow setting; see `kvflow config`")
         inner = Settings.model_fields[section].annotation
-        if field and not (isinstance(inner, type) and issubclass(inner, BaseModel) and field in inner.model_fields):
+        fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
+        if field and field not in fields:
             raise ConfigError(f"environment variable {name}: section {section} has no setting {field!r}")
+        if fields and not field and not _is_json(value):
+            raise ConfigError(
+                f"environment variable {name} is a section, and {value!r} is not JSON: "
+                f"give {name}__{next(iter(fields)).upper()} and others one by one; see `kvflow config`"
+            )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

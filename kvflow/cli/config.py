@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 
-from kvflow.config import Settings
-
 
 def config() -> None:
     """Print every setting with its meaning and default, as YAML for --kvflow-config."""
+    from kvflow.config import Settings
+
     typer.echo("\n".join(annotated_yaml(Settings)))
 
 
@@ -27,8 +27,14 @@ def annotated_yaml(model: type[BaseModel], depth: int = 0) -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from annotated_yaml(field.annotation, depth + 1)
             continue
-        yield from wrap(field.description or "", 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        choices = [str(choice) for choice in get_args(field.annotation)] if _is_choice(field.annotation) else []
+        told = f"{field.description or ''} One of: {', '.join(choices)}." if choices else field.description or ""
+        yield from wrap(told, 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         yield f"{indent}{name}: {_scalar(field.default)}"
+
+
+def _is_choice(annotation: Any) -> bool:
+    return get_origin(annotation) is Literal
 
 
 def _scalar(value: Any) -> str:

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvflow import config
 from kvflow.errors import KVFlowError
 from kvflow.patches import versions
 
@@ -47,7 +46,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Machine-readabl
 def examine() -> dict[str, Any]:
     """Collect the report; every probe is guarded, so that it always comes out."""
     installed = {name: _version(name) for name in PACKAGES}
-    findings = [*_environment_findings()]
+    findings = [*_requirement_findings()]
+    if not findings:  # settings cannot be read without them
+        findings += _environment_findings()
     seams: list[dict[str, Any]] = []
     if installed["sglang"] is not None:
         findings += _version_findings()
@@ -98,10 +99,22 @@ def _version_findings() -> list[Finding]:
     return []
 
 
+def _requirement_findings() -> list[Finding]:
+    """What kvflow needs and does not have, as where it was installed with ``--no-deps``."""
+    missing = [need for need in versions.requirements() if _version(need.name) is None]
+    return [
+        Finding(problem=f"{need.name} is not installed, and kvflow needs it", fix=f'pip install "{need}"')
+        for need in missing
+    ]
+
+
 def _environment_findings() -> list[Finding]:
+    from kvflow import config
+    from kvflow.patches.orders import require_servable
+
     findings = []
     try:
-        config.load()
+        require_servable(config.load().eviction.policy)
     except KVFlowError as error:
         findings.append(Finding(problem=str(error), fix="correct or unset it"))
     chosen = os.environ.get("SGLANG_PLATFORM")

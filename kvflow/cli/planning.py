@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvflow import config
 from kvflow.errors import ConfigError, MissingExtraError
-from kvflow.replay.arms import Arm, flag_words
+from kvflow.patches.flags import VARIABLES
+from kvflow.patches.orders import require_servable
+from kvflow.replay.arms import Arm, flag_of, flag_words
 from kvflow.replay.chat import chat_contents
 from kvflow.replay.engines import HIERARCHICAL, Sizes, cpu_engine, flag_value, gpu_engine, user_engine
 from kvflow.replay.live import live_tokens, longest_request
@@ -70,6 +75,7 @@ def planned(plan: Plan, asked: Asked, workload: Workload, loads: Sequence[int | 
             sizes = _sizes(each, workload, asked)
             engine = _engine(asked, sizes)
             _check_host_tier(plan.arms, engine)
+            _check_settings(plan.arms, engine)
             _check_context(each, workload, engine)
         plans.append(replace(each, engine=engine, chat=_chat(asked, engine), notes=_notes(each, sizes, workload)))
     return plans
@@ -155,6 +161,32 @@ def _check_host_tier(arms: Sequence[Arm], engine: Engine) -> None:
             f"arm {lacking!r} leaves out the host tier, but no other arm has one: "
             f"give --host-tokens, or {HIERARCHICAL} in --launch"
         )
+
+
+def _check_settings(arms: Sequence[Arm], engine: Engine) -> None:
+    """Refuse settings of kvflow with which a server would not start, when its turn has come."""
+    for arm in arms:
+        if arm.url is not None or not arm.kvflow:
+            continue
+        flags = engine.flags_of(arm)
+        given = {variable: flag_of(flags, flag) for flag, variable in VARIABLES.items()}
+        try:
+            with _environment(engine.env_of(arm) | {name: value for name, value in given.items() if value}):
+                require_servable(config.load().eviction.policy)
+        except ConfigError as error:
+            raise ConfigError(f"arm {arm.name!r}: {error}") from None
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have variables for the length of a ``with`` block."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _check_context(plan: Plan, workload: Workload, engine: Engine) -> None:

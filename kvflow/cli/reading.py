@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from kvflow.errors import KVFlowError
+from kvflow.errors import KVFlowError, MissingExtraError
 
 if TYPE_CHECKING:
     from kvflow.sim.workload import Workload
@@ -48,6 +49,12 @@ def check_folders(*paths: Path | None) -> None:
         there = path if path.exists() else path.absolute().parent
         if not os.access(there, os.W_OK):
             raise typer.BadParameter(f"{there} cannot be written to")
+
+
+def check_report(html: Path | None) -> None:
+    """Refuse an HTML report that could not be made, before the work is done."""
+    if html is not None and find_spec("jinja2") is None:
+        raise MissingExtraError("report", "the HTML report")
 
 
 def check_made(folder: Path) -> None:
@@ -85,6 +92,6 @@ def write(path: Path, write_to: Callable[[], object], console: Console) -> None:
         write_to()
     except (OSError, KVFlowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        console.print(f"[red]error[/red] cannot write {escape(str(path))}: {reason}", highlight=False)
+        console.print(f"[red]error[/red] cannot write {escape(str(path))}: {escape(str(reason))}", highlight=False)
         raise typer.Exit(1) from None
     console.print(f"written: {escape(str(path))}", highlight=False)

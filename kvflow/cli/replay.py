@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
 from kvflow.cli.live import ApiKey
-from kvflow.cli.reading import check_folders, check_made, finite, read, told_as_usage, write
+from kvflow.cli.reading import check_folders, check_made, check_report, finite, read, told_as_usage, write
 from kvflow.errors import ConfigError, KVFlowError
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def replay(
     console = Console()
     with told_as_usage():
         check_folders(json_path, html)
+        check_report(html)
         check_made(folder)
         arms = parse_arms(arm or (), url)
         workload = read(traces, console)

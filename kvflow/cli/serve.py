@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from kvflow.cli.reading import told_as_usage
+from kvflow.errors import MissingExtraError
 
 
 def serve(
@@ -21,7 +25,9 @@ def serve(
     infer: Annotated[
         bool, typer.Option("--infer", help="Recognise the workflows of clients that send no hints.")
     ] = False,
-    config: Annotated[Path | None, typer.Option(help="YAML file with kvflow's settings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="YAML file with kvflow's settings.")
+    ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Run on the CPU engine, without a GPU.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if any seam with SGLang does not hold.")] = False,
 ) -> None:
@@ -29,6 +35,9 @@ def serve(
 
     Example: kvflow serve meta-llama/Llama-3.1-8B-Instruct -- --enable-hierarchical-cache --hicache-ratio 2
     """
+    with told_as_usage():
+        if find_spec("sglang") is None:
+            raise MissingExtraError("sglang", "kvflow serve")
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--enable-kvflow"]
     environment = dict(os.environ)
     if policy:

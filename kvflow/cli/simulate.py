@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvflow.cli.circumstances import circumstances
-from kvflow.cli.reading import check_folders, read, told_as_usage, write
+from kvflow.cli.reading import check_folders, check_report, read, told_as_usage, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +90,7 @@ def simulate(
     console = Console()
     with told_as_usage():
         check_folders(json_path, html)
+        check_report(html)
         workload = read(traces, console).repeated(repeat)
         setups = grid(
             workload,

@@ -54,7 +54,8 @@ def workflow(
         reuse: let the server serve whole messages that stood in other prompts of this kind with the KV they had there,
             which is fast and not exact, if its ``reuse.mode`` is on. See also :func:`kvflow.segment`.
         end: False if the run goes on after this block, under the same ``id``: in the next request of a conversation, in
-            another process. A later block that ends it, or the server's ``intake.workflow_idle_s``, does.
+            another process. A later block that ends it, or the server's ``intake.workflow_idle_s``, does. Without an
+            ``id`` nothing could go on with it, and it ends nevertheless.
 
     Raises:
         ValueError: ``type`` is empty, or longer than 128 characters.

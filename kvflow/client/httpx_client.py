@@ -9,6 +9,7 @@ and long prompts are not decoded, unless texts in them can be reused.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from kvflow.client import recorder
@@ -23,10 +24,17 @@ PATHS = ("/chat/completions", "/completions", "/generate")
 _KEY_BYTES = json.dumps(KEY).encode()
 
 
-class HttpxHook:
-    """A request hook for ``httpx.Client``."""
+class _Done:
+    """What an ``AsyncClient`` may wait for, if it is given the hook of the other kind."""
 
-    def __call__(self, request: Any) -> None:
+    def __await__(self) -> Iterator[None]:
+        return iter(())
+
+
+class HttpxHook:
+    """A request hook for ``httpx.Client``. In an ``AsyncClient`` it works too, and holds up the event loop."""
+
+    def __call__(self, request: Any) -> _Done:
         """Hint a request that is about to be sent."""
         _record(request)
         try:
@@ -35,6 +43,7 @@ class HttpxHook:
                 _attach(request, *asked)
         except Exception:
             degraded("a request goes without hints")
+        return _Done()
 
 
 class AsyncHttpxHook:

@@ -220,6 +220,8 @@ class Workflow(Scope["Workflow"]):
 
     def __init__(self, options: WorkflowOptions) -> None:
         super().__init__()
+        if not (options.end or options.id):
+            degraded("workflow(end=False) without an id cannot be gone on with: it ends with its block", trace=False)
         self.options = options
         self.type = options.type
         self.id = options.id or uuid4().hex
@@ -262,7 +264,7 @@ class Workflow(Scope["Workflow"]):
         """End the run, or this part of it."""
         self.ended = True
         self._main.leave()
-        if not self.options.end:
+        if not self.options.end and self.options.id:
             return
         tell(
             step_action,

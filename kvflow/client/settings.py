@@ -13,6 +13,8 @@ from kvflow.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 HintMode = Literal["always", "auto", "off"]
+_OFF = frozenset({"0", "false", "no"})
+"""Other ways of saying it in ``KVFLOW_HINTS``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +44,14 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> ClientSetti
     A wrong value is logged and taken for the default: a typing error must not end somebody's program half way.
     """
     settings = ClientSettings(api_key=environment.get("KVFLOW_API_KEY") or None)
-    for variable, name in (("KVFLOW_URL", "url"), ("KVFLOW_HINTS", "hints")):
-        if value := environment.get(variable):
+    hints = environment.get("KVFLOW_HINTS", "").lower()
+    values = {"url": environment.get("KVFLOW_URL"), "hints": "off" if hints in _OFF else hints}
+    for name, value in values.items():
+        if value:
             try:
                 settings = replace(settings, **{name: value})  # type: ignore[arg-type]
             except ConfigError as error:
-                logger.warning("%s is ignored: %s", variable, error)
+                logger.warning("KVFLOW_%s is ignored: %s", name.upper(), error)
     return settings
 
 

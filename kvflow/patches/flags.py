@@ -16,6 +16,13 @@ from kvflow.policy import ORACLES, POLICIES
 
 logger = logging.getLogger(__name__)
 
+VARIABLES = {
+    "--kvflow-config": config.CONFIG_VARIABLE,
+    "--kvflow-policy": "KVFLOW_EVICTION__POLICY",
+    "--kvflow-admission": "KVFLOW_ADMISSION__MODE",
+}
+"""What flags with a value stand for, so that all processes of the server read it."""
+
 
 def declare(result: None, parser: argparse.ArgumentParser) -> None:
     """Add our group of flags (hook after ``ServerArgs.add_cli_args``)."""
@@ -59,12 +66,9 @@ def read(server_args: Any, cls: type, args: argparse.Namespace) -> Any:
         if args.kvflow_policy or args.kvflow_admission or args.kvflow_infer or args.kvflow_config:
             raise ConfigError("kvflow's other flags need --enable-kvflow")
         return server_args
-    if args.kvflow_config:
-        os.environ[config.CONFIG_VARIABLE] = args.kvflow_config
-    if args.kvflow_policy:
-        os.environ["KVFLOW_EVICTION__POLICY"] = args.kvflow_policy
-    if args.kvflow_admission:
-        os.environ["KVFLOW_ADMISSION__MODE"] = args.kvflow_admission
+    for flag, variable in VARIABLES.items():
+        if value := getattr(args, flag.removeprefix("--").replace("-", "_")):
+            os.environ[variable] = value
     if args.kvflow_infer:
         os.environ["KVFLOW_INTAKE__INFER"] = "true"
     if vars_of(server_args)("enable_priority_scheduling") and config.load().admission.mode != "fcfs":

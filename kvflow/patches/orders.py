@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvflow.errors import ConfigError
-from kvflow.policy import ORACLES, POLICIES, make_policy
+from kvflow.policy import ORACLES, make_policy, policy_names
 
 
 def require_servable(name: str) -> None:
@@ -12,9 +12,8 @@ def require_servable(name: str) -> None:
     Raises:
         ConfigError: there is no such order, or it needs to know what comes.
     """
-    if name in ORACLES:
-        known = ", ".join(policy for policy in POLICIES if policy not in ORACLES)
-        raise ConfigError(
-            f"eviction policy {name!r} needs the future: use it in `kvflow simulate`, and serve with one of {known}"
-        )
+    known = [policy for policy in policy_names() if policy not in ORACLES]
+    if name not in known:
+        problem = "needs the future: use it in `kvflow simulate`" if name in ORACLES else "does not exist"
+        raise ConfigError(f"eviction policy {name!r} {problem}; serve with one of {', '.join(known)}")
     make_policy(name)

@@ -17,15 +17,26 @@ def supported() -> SpecifierSet:
     Raises:
         UnsupportedEngineError: kvflow's own metadata is missing, so it was not installed with pip.
     """
-    try:
-        lines = metadata.requires("kvflow") or []
-    except metadata.PackageNotFoundError:
-        raise UnsupportedEngineError("kvflow without package metadata", "an installation with pip") from None
-    for line in lines:
-        requirement = Requirement(line)
+    for requirement in _declared():
         if requirement.name == "sglang":
             return requirement.specifier
     raise UnsupportedEngineError("kvflow metadata without an sglang extra", "an intact installation")
+
+
+def requirements() -> list[Requirement]:
+    """What kvflow needs wherever it runs, extras apart.
+
+    Raises:
+        UnsupportedEngineError: as :func:`supported` does.
+    """
+    return [one for one in _declared() if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def _declared() -> list[Requirement]:
+    try:
+        return [Requirement(line) for line in metadata.requires("kvflow") or []]
+    except metadata.PackageNotFoundError:
+        raise UnsupportedEngineError("kvflow without package metadata", "an installation with pip") from None
 
 
 def installed() -> Version | None:

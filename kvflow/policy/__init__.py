@@ -11,7 +11,7 @@ from kvflow.policy.costs import ServingCosts
 from kvflow.policy.prefetch import PrefetchPace
 from kvflow.policy.programs import ProgramView
 from kvflow.policy.recency import LFUPolicy, LRUPolicy, SLRUPolicy, TLRUPolicy
-from kvflow.policy.registry import ORACLES, POLICIES, EvictionPolicy, make_policy
+from kvflow.policy.registry import ORACLES, POLICIES, EvictionPolicy, make_policy, policy_names
 from kvflow.policy.saga import SagaPolicy
 from kvflow.policy.standing import UNKNOWN, EvictionClass, Leaf, Rank, Standing
 from kvflow.policy.steps import StepsPolicy
@@ -44,4 +44,5 @@ __all__ = [
     "TLRUPolicy",
     "TTLPolicy",
     "make_policy",
+    "policy_names",
 ]

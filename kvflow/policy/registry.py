@@ -55,6 +55,12 @@ ORACLES = frozenset({"belady", "belady-cost"})
 """Policies that make sense only with the future in hand."""
 
 
+def policy_names() -> list[str]:
+    """Names that :func:`make_policy` knows: ours, then those of other packages."""
+    found = {point.name for point in entry_points(group=ENTRY_POINTS)}
+    return [*POLICIES, *sorted(found - POLICIES.keys())]
+
+
 def make_policy(name: str, costs: ServingCosts | None = None) -> EvictionPolicy:
     """Create the policy of that name.
 
@@ -68,8 +74,7 @@ def make_policy(name: str, costs: ServingCosts | None = None) -> EvictionPolicy:
     if factory is None:
         found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
         if name not in found:
-            known = ", ".join([*POLICIES, *sorted(found.keys() - POLICIES.keys())])
-            raise ConfigError(f"eviction policy {name!r} does not exist; choose one of {known}")
+            raise ConfigError(f"eviction policy {name!r} does not exist; choose one of {', '.join(policy_names())}")
         try:
             factory = found[name].load()
             return factory(costs or ServingCosts())

@@ -9,14 +9,18 @@ import inspect
 import pickle
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
 import kvflow
+from kvflow.client import degraded
 from kvflow.hints import decode_envelope
 from tests.client.test_context import agent_now
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Peer
 
 
 def undecorated(*numbers: int) -> tuple[int, ...]:
@@ -218,6 +222,18 @@ def test_an_id_or_a_tenant_too_long_is_no_error_but_known_by_a_digest(caplog: py
         "a workflow id is longer than 256 characters",
         "a tenant is longer than 128 characters",
     ]
+
+
+@pytest.mark.parametrize("run_id", [None, ""])
+def test_a_run_that_nobody_can_go_on_with_ends_with_its_block(
+    run_id: str | None, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(degraded, "_told", set())
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow("t", id=run_id, end=False), kvflow.step("a"):
+        pass
+    assert "end=False" in caplog.text
+    assert peer.told()[-1] == ("END", "start")
 
 
 def test_a_workflow_in_another_is_its_tenants() -> None:

@@ -53,6 +53,15 @@ async def test_hooks_for_clients_one_builds(peer: Peer, httpx_module: Any) -> No
     assert [len(request.actions) for request in peer.llm] == [1, 1]
 
 
+async def test_the_plain_hook_serves_an_async_client_too(peer: Peer, httpx_module: Any) -> None:
+    hooks: Any = {"request": [kvflow.httpx_hook()]}
+    async with httpx_module.AsyncClient(event_hooks=hooks) as client:
+        await client.post(f"{peer.url}/generate", json={})
+        with kvflow.workflow():
+            await client.post(f"{peer.url}/generate", json={"text": "hi"})
+    assert ["kv_hints" in request.body for request in peer.llm] == [False, True]
+
+
 BODIES = [
     b"{}",
     b" { } ",

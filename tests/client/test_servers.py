@@ -189,8 +189,9 @@ def test_a_server_that_is_not_there(sdk: Any, ask: Any, peer: Peer) -> None:
     assert peer.llm[0].actions
 
 
-def test_hints_off(peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVFLOW_HINTS", "off")
+@pytest.mark.parametrize("off", ["off", "OFF", "0", "False", "no"])
+def test_hints_off(off: str, peer: Peer, sdk: Any, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVFLOW_HINTS", off)
     monkeypatch.setenv("KVFLOW_URL", peer.url)
     client = kvflow.instrument(sdk(peer))
     with kvflow.workflow(graph={"edges": []}), kvflow.step("a"):

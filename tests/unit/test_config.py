@@ -102,3 +102,55 @@ def test_a_file_without_settings_is_an_error_that_names_it(
         config.load()
     file.write_text("")
     assert config.load() == config.Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("eviction: {polcy: lru}", r"eviction\.polcy in \S+ is not a kvflow setting; see `kvflow config`"),
+        ("evction: {policy: lru}", r"evction in \S+ is not a kvflow setting; see `kvflow config`"),
+        ("guard: {ratio: -1}", r"setting guard\.ratio in \S+: Input should be greater .* \(got -1\)"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_told_with_its_name(
+    text: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvflow.yaml"
+    file.write_text(text)
+    monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    with pytest.raises(ConfigError, match=f"^{told}$"):
+        config.load()
+
+
+def test_what_is_wrong_in_a_variable_is_not_blamed_on_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "kvflow.yaml"
+    file.write_text("guard: {ratio: 0.5}")
+    monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    monkeypatch.setenv("KVFLOW_GUARD__RATIO", "-1")
+    with pytest.raises(ConfigError, match=r"^setting guard\.ratio: "):
+        config.load()
+
+
+def test_a_section_of_which_all_is_commented_out_has_its_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvflow.yaml"
+    file.write_text("eviction:\n  # policy: lru\nguard: {ratio: 0.5}\n")
+    monkeypatch.setenv("KVFLOW_CONFIG", str(file))
+    assert config.load().eviction == config.Eviction()
+    assert config.load().guard.ratio == 0.5
+
+
+@pytest.mark.parametrize("value", ["off", "", "{"])
+def test_a_section_is_set_one_by_one_or_as_json(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("KVFLOW_GUARD", value)
+    with pytest.raises(ConfigError, match=r"KVFLOW_GUARD is a section, .* give KVFLOW_GUARD__ENABLED"):
+        config.load()
+    monkeypatch.setenv("KVFLOW_GUARD", '{"enabled": false}')
+    assert config.load().guard.enabled is False
+
+
+def test_what_may_be_chosen_is_printed() -> None:
+    from kvflow.cli.config import annotated_yaml
+
+    assert "One of: off, rotate, rotate+repair, kvcomm, kvcomm+repair." in "\n".join(annotated_yaml(config.Settings))

@@ -45,7 +45,7 @@ FORMATS: dict[str, type[Importer]] = {importer.format: importer for importer in 
 """Importers by the name of their format. Detection asks them in this order."""
 
 
-def open_trace(path: Path, on_bad_row: OnBadRow) -> tuple[TraceHeader, Iterator[Event]]:
+def open_trace(path: str | Path, on_bad_row: OnBadRow) -> tuple[TraceHeader, Iterator[Event]]:
     """Open a trace of kvflow's own format, or of any other that is known.
 
     Args:
@@ -58,13 +58,14 @@ def open_trace(path: Path, on_bad_row: OnBadRow) -> tuple[TraceHeader, Iterator[
     Raises:
         TraceError: the file cannot be read, or is of no known format.
     """
+    path = Path(path)
     if any(row.get("event") == "trace" for row in _sample(path, rows=1)):
         return read_header(path), read_trace(path, on_bad_row)
     return import_trace(path, on_bad_row=on_bad_row)
 
 
 def import_trace(
-    path: Path, format: str | None = None, on_bad_row: OnBadRow = lambda bad: None
+    path: str | Path, format: str | None = None, on_bad_row: OnBadRow = lambda bad: None
 ) -> tuple[TraceHeader, Iterator[Event]]:
     """Open a trace of another project's format.
 
@@ -79,6 +80,7 @@ def import_trace(
     Raises:
         TraceError: the file cannot be read, or is of no known format.
     """
+    path = Path(path)
     if format is not None and format not in FORMATS:
         raise TraceError(f"there is no format {format!r}; there are: {', '.join(FORMATS)}")
     sample = _sample(path)

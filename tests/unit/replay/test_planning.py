@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,23 @@ def test_what_a_profile_lacks_to_launch_its_servers_is_told(tmp_path: Path, monk
     monkeypatch.setattr("kvflow.cli.planning.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"--profile cpu needs an optional package: .*\[sglang\]"):
         plan(tmp_path, workload(64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("@kvflow --kvflow-policy nope", "arm 'mine': eviction policy 'nope' does not exist"),
+        ("@kvflow KVFLOW_GARD__ENABLED=0", "arm 'mine': environment variable KVFLOW_GARD__ENABLED"),
+        ("@kvflow KVFLOW_CONFIG=missing.yaml", r"arm 'mine': .* names missing\.yaml, which is not a file"),
+        ("@kvflow --kvflow-config missing.yaml", r"arm 'mine': .* names missing\.yaml, which is not a file"),
+    ],
+)
+def test_settings_with_which_a_server_would_not_start_are_refused(tmp_path: Path, settings: str, told: str) -> None:
+    before = dict(os.environ)
+    with pytest.raises(ConfigError, match=told):
+        plan(tmp_path, workload(64), "lru", f"mine={settings}")
+    assert dict(os.environ) == before
+    plan(tmp_path, workload(64), "lru", "mine=@kvflow --kvflow-policy steps KVFLOW_GUARD__ENABLED=0")
 
 
 def test_more_rounds_do_not_change_the_sizes(tmp_path: Path) -> None:

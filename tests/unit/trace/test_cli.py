@@ -70,7 +70,7 @@ def test_convert_explains_what_it_cannot_do(requests: Path, tmp_path: Path) -> N
 def test_a_converted_trace_may_take_the_place_of_its_source(requests: Path) -> None:
     assert run("convert", requests, requests).exit_code == 0
     assert run("convert", requests, requests).exit_code == 0
-    assert len(list(open_trace(requests, pytest.fail)[1])) == 9
+    assert len(list(open_trace(str(requests), pytest.fail)[1])) == 9
 
 
 def test_stats_are_for_people_and_for_machines(requests: Path, tmp_path: Path) -> None:
