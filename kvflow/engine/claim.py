@@ -13,6 +13,8 @@ from kvflow.predict import ClaimPrediction
 
 _STEP_S = 5.0
 """How long a step is taken to be when a prediction gives steps only."""
+_ON_ITS_WAY_S = 2.0
+"""Between what is heard of a request and itself: the time to tokenize its prompt, and more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +117,11 @@ class Claim:
         if self.since_s is None or (self.replicated and not self.asked_here):
             return False
         return not (self.placed and self.pause_s is not None)
+
+    def is_elsewhere(self, clock: Clock) -> bool:
+        """Whether another replica has the request that uses it: this one would have it by now."""
+        there = self.since_s is not None and self.replicated and not self.asked_here
+        return there and clock.now_s - (self.since_s or 0.0) > _ON_ITS_WAY_S
 
     @property
     def expected(self) -> bool:

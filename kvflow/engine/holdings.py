@@ -80,7 +80,7 @@ class Holdings:
         program.contexts = len(requests)
         for agent, claim in self._claims_of(program):
             program.contexts += max(agent not in asking, len(program.talks.get(agent, ())) - 1)
-            if not claim.expected:
+            if not claim.expected or claim.is_elsewhere(self._claims.clock):
                 continue
             left_s = claim.back_s(self._claims.clock)
             view.back_s = left_s if view.back_s is None else min(view.back_s, left_s)

@@ -22,7 +22,7 @@ class LargeRequests:
 
     SGLang lets nobody in behind a request that it has no memory for, so where contexts differ much in length memory for
     several small ones lies idle until there is enough for the large one. No request waits for others so for
-    more than a minute, and none that is to go on with an answer at all.
+    more than a minute, and none at all that is to go on with an answer, or whose workflow has ended.
 
     Source: backfilling of batch schedulers (Lifka, The ANL/IBM SP Scheduling System, 1995), with a bound on the wait
     where these reserve a time, since nobody knows when answers end.
@@ -42,7 +42,8 @@ class LargeRequests:
         """There is no memory for a request; tells whether others may go before it."""
         most_s = min(self._typical.program_s or _MOST_S, _MOST_S)
         large = asked.tokens >= _LARGE * self._device_tokens
-        if not large or asked.interrupted or waited_s(self._claims, asked) >= most_s:
+        live = self._claims.of(asked.claim.workflow_id) is not None  # without any, nobody tells the time
+        if not (large and live) or asked.interrupted or waited_s(self._claims, asked) >= most_s:
             return False
         self._refused.add(key)
         return True

@@ -67,6 +67,7 @@ class Programs:
         self._claims = claims
         self._admission = admission
         self._programs: dict[str, Program] = {}
+        self._homes: dict[str, str] = {}
         self._requests: dict[Hashable, Request] = {}
         self._margin = Margin()
         self._typical = TypicalWork()
@@ -121,7 +122,7 @@ class Programs:
             self._run(known, running=False)
             known.tokens = max(known.tokens, tokens)
             return
-        name = claim.program_id or claim.workflow_id
+        name = self._home(claim)
         now_s = self._claims.clock.now_s
         program = self._programs.get(name)
         if program is None:
@@ -143,6 +144,16 @@ class Programs:
         request = program.requests[key] = self._requests[key] = Request(program, claim, tokens, prompt, now_s, digests)
         program.view.waiting = True
         self._typical.asked(tokens, max(0, tokens - self._holdings.known_tokens(request)))
+
+    def _home(self, claim: PromptClaim) -> str:
+        """The program that a workflow is part of: the one its first request named, whatever is heard of those above it.
+
+        What these are changes as they begin and end, and a workflow in two programs would wait for itself.
+        """
+        home = self._programs.get(self._homes.get(claim.workflow_id, ""))
+        if home is None or claim.workflow_id not in home.workflows:
+            self._homes[claim.workflow_id] = claim.program_id or claim.workflow_id
+        return self._homes[claim.workflow_id]
 
     def _missed_share(self, claim: PromptClaim, program: Program, digests: Sequence[int]) -> float:
         """What bringing an agent's context back takes, as a share of computing all of it."""
@@ -214,6 +225,14 @@ class Programs:
                 self._typical.answered(generated_tokens)
             self._margin.answered()
 
+    def give_up(self) -> None:
+        """Nobody is held any more, nor put off; nothing is known of anybody."""
+        self._holds.end(self._programs)
+        self._programs.clear()
+        self._requests.clear()
+        self._homes.clear()
+        self._running = 0
+
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
         """Say which of the requests that wait may run, in the order of their turns, or as they are if all programs fit.
 
@@ -256,6 +275,9 @@ class Programs:
                 if program.answered_s is not None:
                     self._typical.ended(program.took_s)
                 del self._programs[name]
+        if len(self._homes) > _MANY + 2 * sum(len(program.workflows) for program in self._programs.values()):
+            homes = ((workflow, name) for name, program in self._programs.items() for workflow in program.workflows)
+            self._homes = dict(homes)
         at_stake = (program for program in self._programs.values() if program.requests or program.view.admitted)
         self._contexts = sum(program.contexts for program in at_stake)
         planned = AdmissionMemory(

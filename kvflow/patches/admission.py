@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Gate:
     """Follows the programs of one scheduler's requests, and holds requests back for one pass at a time.
 
-    Decides by what every rank sees alike. Should it fail, SGLang admits as it always does.
+    Decides by what every rank sees alike. Should it fail, or what it goes by, SGLang admits as it always does.
 
     Args:
         cache: what there is to hold contexts in, and whose they are.
@@ -43,7 +43,9 @@ class Gate:
     def hold(self, scheduler: Any) -> list[Any]:
         """Put the requests that may run in their order, and take the others out of the queue and return them."""
         queue: list[Any] = scheduler.waiting_queue
-        self._scheduler, self._looks = scheduler, True
+        self._scheduler, self._looks = scheduler, not self._given_up()
+        if not self._looks:
+            return []
         self._idle = self.programs.at_rest and self._guard.run(_without_claims, queue, default=False)
         if self._idle:  # most passes decode, or nobody has hints
             self._queued = {}
@@ -61,7 +63,7 @@ class Gate:
 
         SGLang gives up the others: its queue was full, for example.
         """
-        if self._idle:
+        if self._idle or not self._looks:
             return
         if not self._failed:
             queued, last = self._queued, len(self._queued)
@@ -91,6 +93,14 @@ class Gate:
             self._guard.run(self.programs.stopped, req.rid, default=None)
         else:
             self._guard.run(self.programs.retracted, req.rid, default=None)
+
+    def _given_up(self) -> bool:
+        """Whether admission has failed too often, or following contexts has, by which it decides."""
+        if self._guard.failures_left and self._cache.follows:
+            return False
+        if self._looks:
+            Guard("admission").run(self.programs.give_up, default=None)
+        return True
 
     def _allowed(self, queue: list[Any]) -> list[str]:
         rids = {req.rid: place for place, req in enumerate(queue)}

@@ -132,6 +132,11 @@ class KvflowRadixCache(UnifiedRadixCache):
             return contextlib.nullcontext()
         return self.tree_core.going_on(self.tree_core.node_by_id(req.lock.node), req.kv.cache_protected_len)
 
+    @property
+    def follows(self) -> bool:
+        """Whether it is still told apart whose contexts are where."""
+        return self._tagging.failures_left > 0
+
     def publishable(self, req: Any, up_to: int) -> int:
         """How many of a request's first tokens other requests may see."""
         return self.splicer.publishable(req, up_to) if self.splicer is not None else up_to

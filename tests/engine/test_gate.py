@@ -18,7 +18,8 @@ def gate() -> Gate:
     """Of a device for two contexts of 40,000 tokens."""
     watch = SimpleNamespace(memory=lambda: AdmissionMemory(device_tokens=100_000), digests=lambda req: [])
     core = SimpleNamespace(unit_tokens=64)
-    cache = SimpleNamespace(coordinator=Coordinator("cost"), journal=None, watch=watch, tree_core=core)
+    coordinator = Coordinator("cost")
+    cache = SimpleNamespace(coordinator=coordinator, journal=None, watch=watch, tree_core=core, follows=True)
     return Gate(cast("Any", cache))
 
 
@@ -148,3 +149,23 @@ def test_what_a_retracted_request_has_generated_is_part_of_what_it_asks_with(gat
     scheduler.waiting_queue = [running]
     assert seen(gate, scheduler) == ["a"]
     assert gate.programs._requests["a"].tokens == 45_000
+
+
+@pytest.mark.parametrize("lost", ["what it goes by", "itself"])
+def test_once_given_up_the_queue_is_not_touched_and_nobody_is_late(gate: Gate, lost: str) -> None:
+    queue = [request(name, name) for name in "abc"]
+    scheduler = SimpleNamespace(waiting_queue=queue)
+    assert seen(gate, scheduler) == ["a", "b"]
+    assert gate.programs.held == 1
+    if lost == "itself":
+        gate._guard.failures_left = 0
+    else:
+        cast("Any", gate._cache).follows = False
+    queue = scheduler.waiting_queue
+    for _ in range(2):
+        assert seen(gate, scheduler) == ["a", "b", "c"]
+        assert scheduler.waiting_queue is queue
+    assert gate.programs.held == 0
+    assert not gate.late(request("z", "w"))
+    assert not gate.refused(request("a", "a"))
+    gate.left(request("a", "a"), [])

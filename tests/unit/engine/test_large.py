@@ -79,3 +79,8 @@ def test_nobody_goes_before_one_that_has_lost_its_memory_in_the_middle_of_its_an
     table.programs.started("large")
     table.programs.retracted("large")
     assert not table.programs.refused("large")
+
+
+def test_nobody_goes_before_one_whose_workflow_has_ended_since_nobody_tells_the_time(table: Table) -> None:
+    table.end("large")
+    assert not table.programs.refused("large")
