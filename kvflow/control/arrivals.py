@@ -28,8 +28,14 @@ class Arrivals:
 
     @property
     def left_steps(self) -> float | None:
-        """Steps a live workflow is expected to take until the next start; None before the second start."""
-        return None if self.gap_steps is None else max(0.0, self.gap_steps - self._steps)
+        """Steps a live workflow is expected to take until the next start; None before the second start.
+
+        One that is overdue may come at any step, and once it has been for a whole gap as late again as it is.
+        """
+        if self.gap_steps is None:
+            return None
+        late_steps = self._steps - self.gap_steps
+        return late_steps if late_steps > max(1.0, self.gap_steps) else max(0.0, -late_steps)
 
     def next_s(self, now_s: float) -> float:
         """When the next start is expected: a mean gap after the last one, and as long again as it has been missing."""
@@ -38,11 +44,11 @@ class Arrivals:
         return due_s if due_s > now_s else now_s + max(self.gap_s, now_s - since_s)
 
     def step(self, live: int) -> bool:
-        """One of ``live`` concurrent workflows has started a step; tells whether the next start is a step nearer."""
+        """One of ``live`` concurrent workflows has started a step; tells whether that changes what is expected."""
         before = self.left_steps
         self._steps += 1 / max(1, live)
         after = self.left_steps
-        return before is not None and after is not None and math.ceil(after) < math.ceil(before)
+        return before is not None and after is not None and math.ceil(after) != math.ceil(before)
 
     def start(self, now_s: float) -> None:
         """A workflow of the type has started."""

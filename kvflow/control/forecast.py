@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -17,6 +18,8 @@ _LEAST_PROBABILITY = 0.01
 _DIES = 0.02
 """Share of pauses that no client comes back from, before anything is known."""
 _WAITED_WEIGHT = 0.05
+_MOST_TYPES = 1024
+"""Of which it is known that their clients say when tools end."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Forecaster:
     endings: Endings = field(default_factory=Endings)
     queue_s: float = 0.0
     reload_s: float = 0.0
+    _tell_ends: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def waited(self, queue_s: float, reload_s: float) -> None:
         """Learn what one request whose context was gone had to wait for."""
@@ -54,6 +58,17 @@ class Forecaster:
         durations = self._durations(workflow, wait)
         eta = self.survival.eta(workflow.workflow_type)
         return continuum_ttl(durations, queue_s=self.queue_s, eta=eta, reload_s=self.reload_s)
+
+    def tell_ends(self, workflow: Workflow) -> None:
+        """A client says that a tool has ended: those of the type do."""
+        self._tell_ends[workflow.workflow_type] = None
+        self._tell_ends.move_to_end(workflow.workflow_type)
+        if len(self._tell_ends) > _MOST_TYPES:
+            self._tell_ends.popitem(last=False)
+
+    def ends_told(self, workflow: Workflow) -> bool:
+        """Whether clients of the type say when tools end."""
+        return workflow.workflow_type in self._tell_ends
 
     def tools_ended(
         self, workflow: Workflow, waits: Iterable[ToolWait], now_s: float, took_s: float | None = None

@@ -183,7 +183,8 @@ class ControlPlane:
         workflow.tenant = workflow.tenant or fact.tenant
         self._workflows.touch(workflow, self._clock())
         known_step, over_s = workflow.latest, workflow.ended_s
-        step_id, answered = workflow.start(fact.agent, fact.step_id)
+        ends_told = self.forecaster.ends_told(workflow)
+        step_id, answered = workflow.start(fact.agent, fact.step_id, ends_told=ends_told)
         workflow.began(fact.agent, step_id, self._clock())
         workflow.final = (fact.agent, step_id) if fact.final else workflow.final
         if asks:
@@ -259,16 +260,14 @@ class ControlPlane:
             return Status.MISSING, "workflow is not live"
         self._workflows.touch(workflow, self._clock())
         key = (fact.agent, fact.call_id or fact.tool)
-        if fact.event == "end":
-            return self._tool_end(workflow, key, fact.took_s, intake)
-        pin = self._settings.pin
-        if len(workflow.waits) >= pin.max_calls and key not in workflow.waits:
-            return Status.REJECTED, f"workflow already waits for {len(workflow.waits)} calls (pin.max_calls)"
         now_s = self._clock()
         wait = ToolWait(
             tool=fact.tool, verb=fact.verb, started_s=now_s, expected_s=fact.expected_s, step_id=fact.step_id
         )
-        workflow.waits[key] = wait
+        if fact.event == "end":
+            return self._tool_end(workflow, key, wait, fact.took_s, intake)
+        pin = self._settings.pin
+        workflow.wait_for(key, wait, pin.max_calls)
         if fact.agent not in workflow.agents:
             return Status.ACCEPTED, "nothing is pinned: the agent has not run yet"
         if fact.agent in workflow.contexts:
@@ -285,10 +284,13 @@ class ControlPlane:
         return Status.ACCEPTED, ""
 
     def _tool_end(
-        self, workflow: Workflow, key: tuple[str, str], took_s: float | None, intake: Intake
+        self, workflow: Workflow, key: tuple[str, str], told: ToolWait, took_s: float | None, intake: Intake
     ) -> tuple[Status, str]:
         wait = workflow.waits.pop(key, None)
         workflow.pins.pop(key, None)
+        self.forecaster.tell_ends(workflow)
+        if wait is None and took_s is not None:
+            self.forecaster.tools_ended(workflow, [told], self._clock(), took_s)
         if wait is None:
             return Status.MISSING, "no such tool call is under way (any more)"
         self.forecaster.tools_ended(workflow, [wait], self._clock(), took_s)

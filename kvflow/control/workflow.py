@@ -115,10 +115,15 @@ class Workflow:
         if self.latest is not None:
             self.cursor.start(*self.latest)
 
-    def start(self, agent: str, step_id: str | None) -> tuple[str, list[ToolWait]]:
+    def start(self, agent: str, step_id: str | None, *, ends_told: bool = False) -> tuple[str, list[ToolWait]]:
         """An agent starts a step, or continues one; returns the step's id and the tool calls it has waited for.
 
         A client that names no steps starts a new one whenever another agent has run in between.
+
+        Args:
+            agent: whose step it is.
+            step_id: of the step, if the client names steps.
+            ends_told: the client says when tools end, so that a request before that is asked beside them, or by them.
         """
         if step_id is None and self.latest is not None and self.latest[0] == agent:
             step_id = self.latest[1]
@@ -130,7 +135,7 @@ class Workflow:
             self.latest = step
         if self.cursor is not None:
             self.cursor.start(agent, step_id)
-        return step_id, self._unpin(agent, step_id)
+        return step_id, [] if ends_told else self._unpin(agent, step_id)
 
     def began(self, agent: str, step_id: str, now_s: float) -> None:
         """Note when a step started, unless it goes on."""
@@ -160,6 +165,15 @@ class Workflow:
         if graph is not None and agent in graph and graph.join(agent) is Join.ALL:
             joined += [step for step in self.started_s if step[0] in graph.predecessors(agent)]
         return joined or [self.latest]
+
+    def wait_for(self, key: tuple[str, str], wait: ToolWait, most: int) -> None:
+        """A tool call is under way; of more than so many the oldest are forgotten: nobody has said that they ended."""
+        self.waits.pop(key, None)
+        while len(self.waits) >= most:
+            oldest = next(iter(self.waits))
+            del self.waits[oldest]
+            self.pins.pop(oldest, None)
+        self.waits[key] = wait
 
     def expire_pins(self, now_s: float) -> bool:
         """Drop pins whose deadline has passed; tells whether there were any."""

@@ -20,6 +20,9 @@ _SKETCHED_AGAIN = 1.25
 """A run that goes on is looked at again when it has so many times the steps it had then."""
 _SAME_PROBABILITY = 0.02
 """A probability that moved by less than this does not make another graph."""
+_AGENTS_A_RUN, _KNOWN_RUNS = 5, 4
+"""A graph of so many agents is made anew after every run, one of more the more rarely, since all that is known of where
+a run may go from each of them goes with it; but never later than when there are a fourth more runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +92,7 @@ class TransitionLearner:
         self._agents: dict[str, _AgentCount] = {}
         self._edges: dict[Edge, _EdgeCount] = {}
         self._graph: AgentStepGraph | None = None
-        self._stale = False
+        self._learned = self._built = 0
         self._sketch: AgentStepGraph | None = None
         self._sketched_steps = 0
 
@@ -127,8 +130,9 @@ class TransitionLearner:
 
         The same object is returned until the counts have changed materially; do not modify it.
         """
-        if self._stale:
-            self._stale = False
+        patience = min(len(self._agents) // _AGENTS_A_RUN, self._built // _KNOWN_RUNS)
+        if self._learned - self._built >= max(1, patience):
+            self._built = self._learned
             latest = self._build()
             if self._graph is None or not _much_the_same(self._graph, latest):
                 self._graph = latest
@@ -144,7 +148,7 @@ class TransitionLearner:
         self._sketched_steps = len(run)
 
     def _learn(self, visits: list[Visit], *, finished: bool) -> None:
-        self._stale = True
+        self._learned += 1
         self._agents = {key: count for key, count in self._agents.items() if count.fade(self._fade) >= _FADED}
         # Parallel steps that one step follows take an edge several times: it would outlive the agent it leads to.
         self._edges = {

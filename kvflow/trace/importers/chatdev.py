@@ -31,6 +31,8 @@ from kvflow.trace.importers.sessionrow import framework
 from kvflow.trace.schema import Event, LLMCall, WorkflowEnd, WorkflowStart
 
 _HEADED = re.compile(r"(?:\*\*[^\n]*\*\*\s*)?\[(?P<system>.*?)\]\s*\n\n(?P<rest>.*)", re.DOTALL)
+_LOGGER = "HTTP Request"
+"""Lines of an HTTP client's own log, which look like messages."""
 _TASK_LINE = "Here is a new customer's task"
 
 
@@ -157,7 +159,7 @@ def _phases(steps: Sequence[_Step]) -> Iterator[_Phase]:
         elif phase and step.kind == "llm_receive":
             phase.calls.append((step, sent_s))
             sent_s = None
-        elif phase and step.kind == "message":
+        elif phase and step.kind == "message" and step.agent != _LOGGER:
             phase.messages.append(step)
     if phase:
         yield phase

@@ -9,6 +9,8 @@ Assumed, beyond what the source says:
 * A request continues the call with which it shares most blocks, out of the last sixteen of its thread. If it shares
   all of them and is long enough, it also holds the rest of that prompt and its answer. What the blocks leave open at
   the end of a prompt is taken for new.
+* ``think_time`` counts from the end of the last request that has an ``api_time``. Behind one that has none it is the
+  time since that was sent.
 * ``think_time`` is a tool named ``client`` if the call before it stopped for a tool and the request brings the result
   (the tool and any wait for permission; the source has no tool names), else it is the client's delay.
 * A sub-agent is spawned where it stands in the list, and joined before the first request that starts after its end.
@@ -234,11 +236,11 @@ class _Thread:
         self.events.append(Timed(at_s, event))
 
     def _wait_s(self, request: _Request) -> float | None:
-        if request.think_time is not None:
+        """Silence before a request. What the source counts begins where the last timed request was over."""
+        previous = self._previous
+        if request.think_time is not None and (previous is None or previous.api_time is not None):
             return clipped(request.think_time)
-        if self._previous is None or self._previous.api_time is None:
-            return None
-        return since(self._previous.t + self._previous.api_time, request.t)
+        return None if previous is None else since(previous.t + (previous.api_time or 0.0), request.t)
 
     def _runs(self, request: _Request) -> Runs:
         kept = request.h[0]

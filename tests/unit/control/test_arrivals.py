@@ -29,6 +29,19 @@ def test_the_next_workflow_comes_a_step_nearer_with_every_step(plane: ControlPla
     assert run(plane, clock, "w2") == [4.0, 3.0, 2.0, 1.0]
 
 
+def test_one_that_is_long_overdue_in_steps_is_as_late_again() -> None:
+    arrivals = Arrivals()
+    arrivals.start(0.0)
+    for _ in range(4):
+        arrivals.step(1)
+    arrivals.start(8.0)
+    left = []
+    for _ in range(12):
+        left.append(arrivals.left_steps)
+        arrivals.step(1)
+    assert left == [4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 6.0, 7.0]
+
+
 def test_it_is_due_a_gap_after_the_last_start_and_when_that_has_passed_as_long_again() -> None:
     arrivals = Arrivals()
     arrivals.start(0.0)

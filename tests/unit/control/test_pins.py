@@ -74,7 +74,9 @@ def test_pins_are_bounded_and_need_an_agent_that_has_run(clock: Clock) -> None:
     plane = ControlPlane(Settings(pin={"max_calls": 2}), clock)
     take(plane, step("code"))
     outcomes, _ = take(plane, tool("start", agent="stranger"), *(tool("start", call_id=str(i)) for i in range(3)))
-    assert [outcome.status.value for outcome in outcomes] == ["accepted", "accepted", "rejected", "rejected"]
+    assert [outcome.status.value for outcome in outcomes] == ["accepted"] * 4
+    [workflow] = plane._workflows
+    assert [*workflow.waits] == [*workflow.pins] == [("code", "1"), ("code", "2")], "the latest"
 
 
 def test_a_tool_that_never_answers_holds_its_pin_no_longer_than_allowed(plane: ControlPlane, clock: Clock) -> None:
@@ -111,3 +113,35 @@ def test_schedulers_never_go_back_in_time() -> None:
     coordinator.tick(40.0)
     assert coordinator.claims.clock.now_s == 100.0
     assert coordinator.claims.clock.version == version
+
+
+def test_a_request_in_a_tool_ends_no_wait_where_the_client_says_when_tools_end(
+    plane: ControlPlane, clock: Clock
+) -> None:
+    take(
+        plane, step("code", step_id="s"), tool("start", step_id="s", call_id="0"), tool("end", call_id="0", took_s=9.0)
+    )
+    take(plane, tool("start", step_id="s", call_id="1"))
+    for _ in range(2):
+        clock.now_s += 0.5
+        take(plane, step("code", step_id="s"))  # the tool asks the model itself
+    [workflow] = plane._workflows
+    assert [*workflow.pins] == [("code", "1")]
+    clock.now_s += 59.0
+    [outcome], _ = take(plane, tool("end", step_id="s", call_id="1", took_s=60.0))
+    assert outcome.status is Status.ACCEPTED
+    assert not workflow.pins
+    take(plane, tool("start", step_id="s", call_id="2"))
+    take(plane, step("code", step_id="s", event="end"))
+    assert not workflow.waits, "its step is over"
+
+
+def test_what_a_tool_took_is_learned_though_nobody_waits_for_it_any_more(plane: ControlPlane, clock: Clock) -> None:
+    for number in range(20):
+        take(plane, step("code", step_id=f"s{number}"), tool("start", step_id=f"s{number}", call_id=f"{number}"))
+        take(plane, step("code", step_id=f"s{number}", event="end"))
+        clock.now_s += 60.0
+        [outcome], _ = take(plane, tool("end", call_id=f"{number}", took_s=60.0))
+        assert outcome.status is Status.MISSING
+    known = plane.forecaster.tools.of("pytest")
+    assert 40.0 < known.quantile_s(0.5) < 90.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from itertools import count
+import random
+from itertools import count, pairwise
 
 import pytest
 
@@ -198,3 +199,19 @@ def test_memory_is_bounded():
     for number in range(MAX_LIVE_RUNS + 1):
         learner.start(f"live {number}", "a0")
     assert len(learner._live) == MAX_LIVE_RUNS
+
+
+def test_a_graph_of_many_agents_is_made_anew_every_few_runs():
+    learner, chance = TransitionLearner("t"), random.Random(1)
+    agents = [f"a{number}" for number in range(20)]
+    made = []
+    for run in range(60):
+        chance.shuffle(agents)
+        for agent in agents:
+            learner.start(f"{run}", agent)
+            learner.end(f"{run}", agent)
+        learner.finish(f"{run}")
+        made.append(id(learner.graph()))
+    changes = [one != two for one, two in pairwise(made)]
+    assert all(changes[:6]), "what is known soon grows by much"
+    assert 8 <= sum(changes[20:]) <= 10

@@ -187,3 +187,12 @@ def test_what_makes_no_sense_is_ignored(workflow_type, agent, turns):
 def test_a_context_not_used_yet_is_like_one_used_once():
     survival = learned([1, 4, 4])
     assert survival.again("t", "a", 0) == survival.again("t", "a", 1)
+
+
+def test_contexts_used_once_and_lost_sight_of_push_nothing_out_that_is_known():
+    survival = learned([5] * 200)
+    before = survival.again("t", "a", 5)
+    for number in range(3000):
+        survival.observe(f"type {number}", "a", 1, ended=False)
+    assert len(survival) == 2
+    assert survival.again("t", "a", 5) == before < 0.1

@@ -78,6 +78,20 @@ def test_waiting_for_a_tool_is_a_tool_and_other_waiting_is_delay(imported: Any) 
     assert found.events[-1] == WorkflowEnd(workflow="trace_1", t=72.0)
 
 
+def test_silence_before_an_untimed_request_is_not_counted_again_behind_it(imported: Any) -> None:
+    text = {"input_types": ["text"], "stop": "end_turn"}
+    found = imported(
+        weka(
+            request(0, 64, 1, [0, 1, 1], think_time=0.0, **text),
+            request(33, 128, 1, [1, 2, 1], think_time=31.0, **text, api_time=None),
+            request(46, 192, 1, [2, 3, 1], think_time=44.0, **text, api_time=None),  # since the first one's end
+            request(58, 256, 1, [3, 4, 1], think_time=56.0, **text),
+            request(70, 320, 1, [4, 5, 1], think_time=10.0, **text),
+        )
+    )
+    assert [call.delay_s for call in found.calls] == [0.0, 31.0, 13.0, 12.0, 10.0]
+
+
 def test_a_sub_agent_runs_beside_its_parent_until_its_end(imported: Any) -> None:
     side = {
         "t": 3.0,

@@ -180,6 +180,14 @@ def test_chatdev_lets_two_roles_answer_each_other_in_a_phase(imported: Any) -> N
     assert found.starts[0].type == "chatdev"
 
 
+def test_lines_of_an_http_clients_log_are_no_answers_of_chatdevs(imported: Any) -> None:
+    plain, noisy = chatdev(), chatdev()
+    log = line("message", 30, "POST https://model.example/v1/chat/completions 200 OK", "HTTP Request")
+    noisy["steps"][6:6] = [log]
+    noisy["steps"].append(log)
+    assert imported(noisy).calls == imported(plain).calls
+
+
 def test_roles_of_two_runs_share_their_prompts_up_to_the_task(imported: Any) -> None:
     found = imported(chatdev(), chatdev(session_id="chatdev:other"))
     one, _, other, _ = found.calls
