@@ -47,8 +47,8 @@ class Survival:
     def observe(self, workflow_type: str, agent: str, turns: int, *, ended: bool) -> None:
         """Learn from a context that will not be heard of again.
 
-        What says nothing is ignored: no turns, one turn of which nobody knows whether it was the last, or a name that is
-        empty or longer than 128 characters.
+        What says nothing is ignored: no turns, one of which nobody knows whether it was the last, or a name that
+        is empty or longer than 128 characters.
 
         Args:
             workflow_type: the kind of program.
@@ -57,11 +57,8 @@ class Survival:
             ended: it is not used again. False if it was only lost sight of: the context has lived that long, but
                 perhaps longer.
         """
-        if (
-            turns < 1 + (not ended)
-            or not 0 < len(workflow_type) <= _MAX_NAME_CHARS
-            or not 0 < len(agent) <= _MAX_NAME_CHARS
-        ):
+        named = 0 < len(workflow_type) <= _MAX_NAME_CHARS and 0 < len(agent) <= _MAX_NAME_CHARS
+        if not named or turns < (1 if ended else 2):
             return
         self._touch((workflow_type, agent)).add(turns, ended=ended)
         self._touch((workflow_type, None)).add(turns, ended=ended)
