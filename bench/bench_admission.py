@@ -51,7 +51,8 @@ Completion times of programs as multiples of those with LRU and first come, firs
 and the worst of all programs, each against its own time there. **Bold is worse** than that by more than 1 % (for single
 programs: more than twice as long). Where there is a host tier, contexts are loaded ahead in kvflow's columns. `lpm`, if
 it is among them, is SGLang's order by the longest prefix that is cached, above its LRU. Programs with a prompt too long
-for the smallest device are left out.
+for the smallest device are left out. Those that are left hold less, so that the device is smaller then, and may reject
+a few calls, in all columns alike.
 """
 
 

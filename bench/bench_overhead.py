@@ -1,4 +1,4 @@
-"""What kvflow costs: scheduler CPU time, paired, against stock SGLang.
+"""What kvflow costs: CPU time of the scheduler, and of all the server's processes, paired, against stock SGLang.
 
 Servers run side by side on the CPU engine, and the same requests go to them in turns:
 
@@ -10,10 +10,11 @@ Servers run side by side on the CPU engine, and the same requests go to them in 
 * ``endless``: on, and every request is a step of one of 48 workflows, which never end and call agents at random, so
   that kvflow expects contexts back that do not come: what is computed differs, not only what it costs to decide.
 
-CPU time is that of the scheduler process, so waiting does not count; the model's forward pass, which runs there on this
-engine, does. The comparison that isolates kvflow is the one with the Python core; the others show what choosing that
-core costs, and being installed. With --nodes every server's radix tree has grown to that size before anything is
-measured, and is full, so that each request evicts from it.
+Waiting takes no CPU time; the model's forward pass, which runs in the scheduler's process on this engine, does. What
+hints mean is worked out in the HTTP process, so that only all processes together have what they cost. The comparison
+that isolates kvflow is the one with the Python core; the others show what choosing that core costs, and being
+installed. With --nodes every server's radix tree has grown to that size before anything is measured, and is full, so
+that each request evicts from it.
 
 Usage: python bench/bench_overhead.py [--pairs 8] [--arms ...] [--nodes 100000] [--json FILE]
        --nodes 100000 takes 5 GB of memory and a few minutes for each arm
@@ -167,37 +168,54 @@ def write_plugin(folder: Path) -> Path:
     return package.parent
 
 
-def measure(arms: Sequence[str], pairs: int, nodes: int, folder: Path) -> dict[str, list[float]]:
-    """CPU seconds of every arm's scheduler, round by round; all arms play the same rounds."""
+def processes_of(server: Any) -> dict[str, list[psutil.Process]]:
+    """Processes of a server by what is told of their time."""
+    process = psutil.Process(server.process.pid)
+    return {"scheduler": [scheduler_of(server)], "server": [process, *process.children(recursive=True)]}
+
+
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """What they have used by now."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def measure(arms: Sequence[str], pairs: int, nodes: int, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """CPU seconds of every arm's scheduler and whole server, round by round; all arms play the same rounds."""
     model = build_model(folder / "model")
-    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    seconds: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in arms} for name in ("scheduler", "server")}
     with contextlib.ExitStack() as running:
         servers = {}
         for arm in arms:
             servers[arm] = running.enter_context(start(arm, nodes, model, folder))
             fill(servers[arm].url, nodes)
             asyncio.run(play(servers[arm].url, arm, seed=WARM_UP))
-        schedulers = {arm: scheduler_of(server) for arm, server in servers.items()}
+        processes = {arm: processes_of(server) for arm, server in servers.items()}
         for number in range(pairs):
             order = arms if number % 2 == 0 else arms[::-1]
             for arm in order:
-                before_s = sum(schedulers[arm].cpu_times()[:2])
+                before_s = {name: cpu_s(each) for name, each in processes[arm].items()}
                 asyncio.run(play(servers[arm].url, arm, seed=number))
-                seconds[arm].append(sum(schedulers[arm].cpu_times()[:2]) - before_s)
-                print(f"round {number + 1}/{pairs} {arm:12} {seconds[arm][-1]:.2f} s", flush=True)
+                for name, each in processes[arm].items():
+                    seconds[name][arm].append(cpu_s(each) - before_s[name])
+                took = ", ".join(f"{name} {of_arms[arm][-1]:.2f} s" for name, of_arms in seconds.items())
+                print(f"round {number + 1}/{pairs} {arm:12} {took}", flush=True)
         for server in servers.values():
             require_whole(server.url)
     return seconds
 
 
 def paired(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Ratio of two arms with the 95 % bootstrap interval of its mean over rounds."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    """Ratio of what two arms took in all rounds, with its 95 % bootstrap interval."""
+
+    def ratio(one: Any, other: Any, axis: int = -1) -> Any:
+        return np.sum(one, axis=axis) / np.sum(other, axis=axis)
+
+    interval = bootstrap((ours, theirs), ratio, paired=True, method="percentile", rng=0).confidence_interval
     return {
-        "ratio": statistics.fmean(ratios),
-        "ratio_median": statistics.median(ratios),
-        "interval_95": mean_interval(ratios),
-        "n": len(ratios),
+        "ratio": sum(ours) / sum(theirs),
+        "ratio_median": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+        "interval_95": [float(interval.low), float(interval.high)],
+        "n": len(ours),
     }
 
 
@@ -217,17 +235,18 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seconds = measure(options.arms, options.pairs, options.nodes, Path(folder))
-    comparison = {
-        f"{ours} / {theirs}": paired(seconds[ours], seconds[theirs])
-        for ours, theirs in COMPARISONS
-        if ours in seconds and theirs in seconds
-    }
-    for name, result in comparison.items():
-        low, high = result["interval_95"]
-        print(f"{name:26} {result['ratio']:.4f}  95 % [{low:.4f}, {high:.4f}]  n={result['n']}")
+    result = {"bench": "overhead", **circumstances(), "nodes": options.nodes}
+    for name, of_arms in seconds.items():
+        comparison = {
+            f"{ours} / {theirs}": paired(of_arms[ours], of_arms[theirs])
+            for ours, theirs in COMPARISONS
+            if ours in of_arms and theirs in of_arms
+        }
+        for pair, found in comparison.items():
+            low, high = found["interval_95"]
+            print(f"{name:9} {pair:26} {found['ratio']:.4f}  95 % [{low:.4f}, {high:.4f}]  n={found['n']}")
+        result |= {f"{name}_cpu_s": of_arms, f"{name}_comparison": comparison}
     if options.json:
-        result = {"bench": "overhead", **circumstances(), "nodes": options.nodes, "scheduler_cpu_s": seconds}
-        result["comparison"] = comparison
         options.json.write_text(json.dumps(result, indent=1))
 
 

@@ -39,6 +39,8 @@ WORK = {
     "ttft_p99_s": "first token p99",
 }
 """What servers spent, by its name among the measures."""
+TOTALS = ("stall_s", "recomputed_tokens")
+"""Of all rounds together, and told of one."""
 
 
 def render(names: list[str]) -> str:
@@ -80,7 +82,11 @@ def _work(results: list[tuple[str, dict[str, Any]]]) -> list[str]:
     for _, result in results:
         for load in result["loads"]:
             measures = {arm["name"]: arm["measures"] for arm in load["arms"]}
-            amounts = [", ".join(_amount(measures[arm][key], key) for arm in arms if arm in measures) for key in WORK]
+            shares = {key: load["rounds"] if key in TOTALS else 1 for key in WORK}
+            amounts = [
+                ", ".join(_amount(measures[arm][key] / share, key) for arm in arms if arm in measures)
+                for key, share in shares.items()
+            ]
             share = f"{load['sizes']['device_tokens'] / load['live_tokens']:.0%}"
             cells = [_title(result, load), *amounts, share, result["git"]["commit"][:8]]
             lines.append(f"| {' | '.join(cells)} |")
@@ -91,6 +97,7 @@ def _title(result: dict[str, Any], load: dict[str, Any]) -> str:
     source = result["traces"][0]["source"]
     many = "all" if load["at_once"] >= load["programs"] else load["at_once"]
     rounds = "" if load["rounds"] == 1 else f", {load['rounds']} rounds"
+    rounds += " with servers that stay up" if result["settings"].get("keep_servers") else ""
     return f"{NAMES.get(source, source)}, {load['programs']} programs, {many} at once{rounds}"
 
 

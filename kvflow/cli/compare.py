@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WORSE = 3
 """Exit status if something has; 1 and 2 are those of errors."""
 UNTOLD = 4
-"""Exit status if no arm has pairs enough to tell."""
+"""Exit status if no arm has pairs and rounds enough to tell."""
 
 
 def compare(
@@ -35,13 +35,13 @@ def compare(
     """Compare two results of kvflow replay, arm by arm, workflow by workflow.
 
     The exit status is 3 if an arm got worse: a larger share of calls failed, completion grew by more than the
-    threshold and its 95 % interval says so, or the arm or its load is missing. It is 4 if no arm has pairs enough to
-    tell.
+    threshold and its 95 % interval says so, or the arm or its load is missing. It is 4 if no arm has workflows and
+    rounds enough to tell.
 
     Example: kvflow compare main.json branch.json
     """
     from kvflow.replay.compare import changes, surroundings
-    from kvflow.replay.metrics import LEAST_PAIRS
+    from kvflow.replay.metrics import LEAST_PAIRS, LEAST_ROUNDS
 
     try:
         documents = _read(before), _read(after)
@@ -55,7 +55,7 @@ def compare(
         names = ("completion_s", "ttft_s", "latency_s")
         cells = [_cell(change.paired.get(name)) for name in names]
         failed = f"{_failed(change.before)} → {_failed(change.after)}"
-        grid.add_row(str(change.at_once), escape(change.arm), *cells, failed, _verdict(change))
+        grid.add_row(str(change.at_once), escape(change.arm), *cells, failed, _verdict(change, threshold))
     console = Console()
     console.print(grid)
     differing = surroundings(*documents)
@@ -68,8 +68,8 @@ def compare(
     if any(change.problem for change in found):
         raise typer.Exit(WORSE)
     if all(change.too_few for change in found):
-        reason = f"Nothing can be told: it takes {LEAST_PAIRS} workflows of one arm at one load that both results have."
-        console.print(reason, style="yellow", highlight=False, soft_wrap=True)
+        needed = f"{LEAST_PAIRS} workflows in {LEAST_ROUNDS} rounds of one arm at one load, which both results have"
+        console.print(f"Nothing can be told: it takes {needed}.", style="yellow", highlight=False, soft_wrap=True)
         raise typer.Exit(UNTOLD)
 
 
@@ -83,10 +83,15 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _verdict(change: Change) -> str:
+def _verdict(change: Change, threshold: float) -> str:
     if change.problem:
         return f"[red]worse: {escape(change.problem)}[/red]"
-    return "[yellow]too few pairs to tell[/yellow]" if change.too_few else ""
+    if change.too_few:
+        return "[yellow]too few pairs or rounds to tell[/yellow]"
+    completion = change.paired.get("completion_s")
+    if completion is not None and completion.ratio_high > 1 + threshold:
+        return f"[yellow]may take {completion.ratio_high:.2f}x as long[/yellow]"
+    return ""
 
 
 def _cell(found: Any) -> str:

@@ -81,7 +81,9 @@ def replay(
     tool_s: Annotated[
         float, typer.Option(min=0, callback=finite, help="Duration of tools whose time is not recorded.")
     ] = 1.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every arm.")] = 2,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of every arm; fewer than three tell no difference from chance.")
+    ] = 3,
     keep_servers: Annotated[
         bool, typer.Option("--keep-servers", help="Servers of all arms at once, for many short rounds.")
     ] = False,

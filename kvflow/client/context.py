@@ -100,4 +100,5 @@ class Frame:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._inside = current_step.get()
-        current_step.set(self._outside)
+        if kind is not GeneratorExit:  # of a coroutine that is given up, maybe in somebody else's context
+            current_step.set(self._outside)

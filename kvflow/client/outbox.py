@@ -1,4 +1,4 @@
-"""Facts on their way to the servers: one queue per server, and one thread per process that empties them.
+"""Facts on their way to the servers: a queue for each server, and a thread that empties it.
 
 Recording a fact costs the program an append. The thread lingers a moment before it posts what has gathered, for two
 reasons: facts come in bunches, and the workflow's next LLM request usually follows within milliseconds and takes them
@@ -56,10 +56,10 @@ class Outbox:
         self._servers: dict[str, Server] = {}
         self._pending: dict[Server, deque[Action]] = {}
         self._changed = threading.Condition()
-        self._posting = False
+        self._posting: set[Server] = set()
         self._flushing = 0
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._threads: dict[Server, threading.Thread] = {}
         self.settings = settings
         self.use(settings)
 
@@ -104,15 +104,14 @@ class Outbox:
         with self._changed:
             for server in listeners:
                 queue = self._pending[server]
-                if not queue:  # others may be full of what nobody takes for now
-                    self._changed.notify_all()
                 if len(queue) == queue.maxlen:
                     full.append(server)
                 queue.append(action)
-                if len(queue) == MAX_ACTIONS:
+                if len(queue) in (1, MAX_ACTIONS):
                     self._changed.notify_all()
             self.dropped_facts += len(full)
-            self._start_thread()
+            for server in listeners:
+                self._start_thread(server)
         for server in full:
             degraded("facts are lost: %s takes them more slowly than they come", server.root, trace=False)
 
@@ -153,12 +152,12 @@ class Outbox:
                 self._flushing -= 1
 
     def close(self) -> None:
-        """Stop the thread and close the connections; unsent facts are lost."""
+        """Stop the threads and close the connections; unsent facts are lost."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread:
-            self._thread.join()
+        for thread in self._threads.values():
+            thread.join()
         for server in self._servers.values():
             server.close()
 
@@ -173,11 +172,6 @@ class Outbox:
     def _sendable(self) -> list[Server]:
         """Servers for which there are facts that can be posted now."""
         return [server for server, queue in self._pending.items() if queue and server.takes_facts]
-
-    @property
-    def _fill_a_batch(self) -> bool:
-        """Whether there are as many facts for a server as can be posted at once."""
-        return any(len(self._pending[server]) >= MAX_ACTIONS for server in self._sendable)
 
     @property
     def _trusting(self) -> bool:
@@ -195,36 +189,43 @@ class Outbox:
                 self._servers[root] = server
             return server
 
-    def _start_thread(self) -> None:
-        if self._thread is None and not self._closed:
-            thread = threading.Thread(target=self._run, name="kvflow-outbox", daemon=True)
+    def _start_thread(self, server: Server) -> None:
+        if server not in self._threads and not self._closed:
+            thread = threading.Thread(target=self._run, args=(server,), name="kvflow-outbox", daemon=True)
             thread.start()
-            self._thread = thread  # only now: there may be no room for another thread, and the next fact tries again
-            _flush_when_a_child_leaves()
+            self._threads[server] = thread  # only now: there may be no room for one more, and the next fact tries again
+            if len(self._threads) == 1:
+                _flush_when_a_child_leaves()
 
-    def _run(self) -> None:
+    def _run(self, server: Server) -> None:
+        """Post what there is for a server. Each has a thread: one that is slow to answer holds up no other."""
+        queue = self._pending[server]
+
+        def enough() -> bool:
+            return self._closed or self._flushing > 0 or (len(queue) >= MAX_ACTIONS and server.takes_facts)
+
         while not self._closed:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or any(self._pending.values()))
-                self._changed.wait_for(lambda: self._closed or self._flushing or self._fill_a_batch, LINGER_S)
-                waiting = self._sendable
-                if not waiting and any(self._pending.values()):
-                    self._changed.wait_for(lambda: self._closed or bool(self._sendable), _POLL_S)
-            for server in waiting:
+                self._changed.wait_for(lambda: self._closed or queue)
+                self._changed.wait_for(enough, LINGER_S)
+                if queue and not server.takes_facts:
+                    self._changed.wait_for(lambda: self._closed or server.takes_facts, _POLL_S)
+                ready = bool(queue) and server.takes_facts
+            if ready:
                 with suppress(Exception):  # a program's own logging may raise some, and there is no other thread
                     self._post_batch(server)
 
     def _post_batch(self, server: Server) -> None:
         speaks = server.speaks().wait()
         with self._changed:
-            self._posting = True
+            self._posting.add(server)
             batch = self.take(server, most=MAX_ACTIONS, room_bytes=MAX_ENVELOPE_BYTES - _ENVELOPE_BYTES)
         try:
             if not speaks or not batch or server.send(batch):
                 batch = []
         finally:
             with self._changed:
-                self._posting = False
+                self._posting.discard(server)
                 self._put_back(server, batch)
                 self._changed.notify_all()
 

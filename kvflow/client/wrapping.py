@@ -15,6 +15,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
+from contextvars import copy_context
 from functools import partial
 from operator import attrgetter
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -169,7 +170,7 @@ def relay(
     open_scope: OpenScope, generator: Generator[Any, Any, Any], frame: Frame | None = None
 ) -> Generator[Any, Any, Any]:
     """Do as ``yield from generator`` does, with the generator in a scope, and in a frame of its own if not given."""
-    frame, scope = frame or Frame(), open_scope()
+    frame, scope, closed = frame or Frame(), open_scope(), False
     with frame:
         scope.__enter__()
     try:
@@ -184,13 +185,24 @@ def relay(
             try:
                 resume, value = generator.send, (yield item)
             except GeneratorExit:
-                with frame:
-                    generator.close()
+                # Maybe by the garbage collector, in the middle of whatever else runs in this context: CPython 3.11
+                # crashes if a context is changed while a variable of it is being set.
+                closed = True
+                copy_context().run(_close, frame, generator, scope)
                 raise
             except BaseException as error:
                 resume, value = generator.throw, error
     finally:
-        with frame:
+        if not closed:
+            with frame:
+                scope.__exit__(None, None, None)
+
+
+def _close(frame: Frame, generator: Generator[Any, Any, Any], scope: AbstractContextManager[Any]) -> None:
+    with frame:
+        try:
+            generator.close()
+        finally:
             scope.__exit__(None, None, None)
 
 

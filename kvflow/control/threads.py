@@ -116,7 +116,7 @@ class Threads:
         """One of an agent's requests has been answered, or given up."""
         thread = self._threads.get((workflow_id, agent))
         if thread is not None:
-            thread.asking -= 1
+            thread.asking = max(0, thread.asking - 1)  # it may be another one by now, if so many came meanwhile
 
     def said(self, workflow_id: str, agent: str, answer: Sequence[int]) -> None:
         """Take note of what an agent has answered, in tokens or bytes as its prompt."""

@@ -148,13 +148,13 @@ class Hints(BaseCallbackHandler):
         A prebuilt agent that is a node of the app is one agent: its node. Nodes of other apps inside a node are steps
         called ``outer/inner``.
 
-        The app has a parent where it is part of a chain, and has been given its callbacks by ``with_config``. Nodes are
-        found by their parents, since an app that is streamed runs each of them in the context of whoever wants more;
-        and whoever reads a stream is not part of it.
+        The app has a parent where it is part of a chain, or of an app without hints, and has been given its callbacks
+        by ``with_config``. Nodes are found by their parents, since an app that is streamed runs each of them in the
+        context of whoever wants more; and whoever reads a stream is not part of it.
         """
         node = (metadata or {}).get("langgraph_node")
         main, outer = self._main_of(parent_run_id), self._node_of(parent_run_id)
-        if parent_run_id is None or (node is None and main is None and active_step() is None):
+        if parent_run_id is None or (main is None and active_step() is None):
             before = current_step.get()
             started = Workflow(self._options_of((metadata or {}).get("thread_id")))
             started.__enter__()

@@ -7,7 +7,7 @@
         await Runner.run(triage, question)
 
 Models and tools are wrapped, because the SDK runs its hooks in tasks of their own, from which nothing would reach the
-request.
+request. Outside a workflow they do as without: each turn of a run would be a workflow of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import wrapt
 
 import kvflow.client as kv
+from kvflow.client.degraded import degraded
 from kvflow.client.tool_call import ToolCall
 from kvflow.client.wrapping import wrap
 from kvflow.errors import MissingExtraError
@@ -100,16 +101,26 @@ class _Stepped(wrapt.ObjectProxy):  # type: ignore[misc,type-arg]
         self._self_stream: Callable[..., AsyncIterator[Any]] = stepped(stream)
 
     async def get_response(self, *args: Any, **kwargs: Any) -> Any:
-        return await self._self_respond(*args, **kwargs)
+        respond = self._self_respond if _in_workflow() else self.__wrapped__.get_response
+        return await respond(*args, **kwargs)
 
     def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        return self._self_stream(*args, **kwargs)
+        stream = self._self_stream if _in_workflow() else self.__wrapped__.stream_response
+        return stream(*args, **kwargs)
 
     def __copy__(self) -> _Stepped:
         return _Stepped(copy.copy(self.__wrapped__), self._self_whose)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Stepped:
         return _Stepped(copy.deepcopy(self.__wrapped__, memo), self._self_whose)
+
+
+def _in_workflow() -> bool:
+    """Whether there is one; each turn of a run would be a workflow of its own, and over while its tools run."""
+    if kv.current() is None:
+        degraded("agents of the OpenAI Agents SDK outside a kvflow.workflow go without hints", trace=False)
+        return False
+    return True
 
 
 def _asked_for(response: Any) -> None:

@@ -64,7 +64,7 @@ class Change:
 
     @property
     def too_few(self) -> bool:
-        """Whether it may well be worse, but there are too few pairs to tell."""
+        """Whether it may well be worse, but there are too few pairs or rounds to tell."""
         completion = self.paired.get("completion_s")
         return not self.problem and completion is not None and not completion.tells
 

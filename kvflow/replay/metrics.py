@@ -6,18 +6,23 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, log
 from statistics import fmean
 from typing import Any
 
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 from kvflow.sim.measures import quantile, spread
+from kvflow.sim.summary import estimate
 
 RESAMPLES = 2000
 LEAST_PAIRS = 6
 """Of fewer, all go the same way by chance in more than one case of twenty (sign test, two-sided)."""
+LEAST_ROUNDS = 3
+"""Of fewer nothing is known of how rounds differ, and two servers of one kind differ in a round by more than its
+programs tell."""
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 PAIRED = ("completion_s", "run_s", "ttft_s", "latency_s")
-"""Measured for each workflow, or its calls on average, and so paired between arms."""
+"""Measured for each workflow, or its calls on average (each workflow counts alike, however many calls it makes)."""
 
 
 def measures(rounds: Sequence[Round]) -> dict[str, float]:
@@ -71,9 +76,10 @@ class Difference:
         ratio: of the means, below 1 where the arm is faster ...
         ratio_low: ... and its 95 % interval.
         mean_s: of the paired differences, below 0 where the arm is faster ...
-        low_s: ... and its 95 % interval. A few pairs have none worth the name.
+        low_s: ... and its 95 % interval. A few pairs, or rounds, have none worth the name.
         worst_ratio: of the workflow that fared worst against the first arm.
-        pairs: so many.
+        pairs: so many ...
+        rounds: ... in so many rounds.
     """
 
     ratio: float
@@ -84,16 +90,17 @@ class Difference:
     high_s: float
     worst_ratio: float
     pairs: int
+    rounds: int
 
     @property
     def distinct(self) -> bool:
-        """Whether the interval leaves out no difference at all, and there are enough pairs for one."""
+        """Whether the interval leaves out no difference at all, and there are enough pairs and rounds for one."""
         return self.tells and (self.low_s > 0 or self.high_s < 0)
 
     @property
     def tells(self) -> bool:
-        """Whether there are enough pairs to tell a difference from chance."""
-        return self.pairs >= LEAST_PAIRS
+        """Whether there are enough pairs and rounds to tell a difference from chance."""
+        return self.pairs >= LEAST_PAIRS and self.rounds >= LEAST_ROUNDS
 
 
 Values = dict[int, dict[str, float]]
@@ -109,7 +116,8 @@ def difference(base: Values, arm: Values, seed: int = 0) -> Difference | None:
     """Compare an arm with the first one, pair by pair.
 
     Workflows of one round share its luck, so rounds are drawn first, and then pairs within each (a two-stage
-    bootstrap: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8).
+    bootstrap: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8). Of a few rounds that is
+    too narrow: of three or more it is widened to the interval of the rounds' own differences by the t distribution.
 
     Args:
         base: of the first arm.
@@ -138,18 +146,29 @@ def difference(base: Values, arm: Values, seed: int = 0) -> Difference | None:
         before, after = fmean(a for a, _ in drawn), fmean(b for _, b in drawn)
         means.append(after - before)
         ratios.append(after / before)
-    ratios.sort()
-    means.sort()
+    of_rounds = [(fmean(a for a, _ in stratum), fmean(b for _, b in stratum)) for stratum in strata]
+    by_rounds = estimate([log(after / before) for before, after in of_rounds])
+    by_rounds_s = estimate([after - before for before, after in of_rounds])
+    low, high = _interval(ratios, exp(by_rounds.low or 0.0), exp(by_rounds.high or 0.0), len(strata))
+    low_s, high_s = _interval(means, by_rounds_s.low or 0.0, by_rounds_s.high or 0.0, len(strata))
     return Difference(
         ratio=fmean(b for _, b in pairs) / fmean(a for a, _ in pairs),
-        ratio_low=quantile(ratios, 0.025),
-        ratio_high=quantile(ratios, 0.975),
+        ratio_low=low,
+        ratio_high=high,
         mean_s=fmean(b - a for a, b in pairs),
-        low_s=quantile(means, 0.025),
-        high_s=quantile(means, 0.975),
+        low_s=low_s,
+        high_s=high_s,
         worst_ratio=max(b / a for a, b in pairs),
         pairs=len(pairs),
+        rounds=len(strata),
     )
+
+
+def _interval(resampled: Sequence[float], low: float, high: float, rounds: int) -> tuple[float, float]:
+    """The 95 % interval of what was resampled, as wide at least as that of the rounds if there are enough of them."""
+    ordered = sorted(resampled)
+    found = quantile(ordered, 0.025), quantile(ordered, 0.975)
+    return found if rounds < LEAST_ROUNDS else (min(found[0], low), max(found[1], high))
 
 
 def _workflows(seen: Round, value: Callable[[WorkflowRecord], float]) -> dict[str, float]:

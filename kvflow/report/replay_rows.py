@@ -10,8 +10,8 @@ from kvflow.report.replay_record import Against, LoadRecord, ReplayRecord
 from kvflow.report.simulation_rows import Cell, Row
 from kvflow.report.verdict import Verdict
 
-_ENOUGH_ROUNDS = 6
-"""Of fewer, resampling says less about how rounds differ than they do."""
+_ENOUGH_ROUNDS = 3
+"""Of fewer nothing is called better or worse."""
 _FEW_PAIRS = 8
 """An interval drawn from fewer is not much more than their range."""
 MEASURES = (
@@ -54,6 +54,11 @@ MEASURES = (
     ("failed_calls", "calls that failed", ""),
     ("late_p99_s", "client late, p99", "s"),
 )
+_TOTALS = frozenset(
+    {"stall_s", "recomputed_tokens", "loaded_tokens", "fetched_tokens", "cached_device_tokens", "prompt_tokens"}
+    | {"prefetched_tokens", "prefetch_wasted_tokens", "prefetch_late_tokens", "server_cpu_s", "client_cpu_s"}
+)
+"""Of all rounds together, and told of one."""
 _PAIRED = {
     "completion_mean_s": "completion_s",
     "run_mean_s": "run_s",
@@ -69,7 +74,9 @@ def full_rows(load: LoadRecord) -> tuple[Row, ...]:
     for measure in MEASURES:
         found.append(_row(load, *measure))
         if measure[0] in _PAIRED:
-            found.append(_relative(load, _PAIRED[measure[0]], "relative to the first arm"))
+            of_calls = measure[0] in ("latency_mean_s", "ttft_mean_s")
+            label = "each workflow's, relative to the first arm" if of_calls else "relative to the first arm"
+            found.append(_relative(load, _PAIRED[measure[0]], label))
         if measure[0] == "completion_mean_s":
             found.append(_worst(load))
     return tuple(row for row in found if any(cell.text != NOTHING for cell in row.cells))
@@ -147,10 +154,9 @@ def _doubts(load: LoadRecord) -> Iterator[str]:
     pairs = _fewest_pairs(load)
     if pairs < _FEW_PAIRS:
         yield f"intervals are of {pairs} programs, and hardly more than their range."
-    if load.rounds < 2:
-        yield "there was one round only, so nothing is known of what differs between rounds."
-    elif load.rounds < _ENOUGH_ROUNDS:
-        yield f"{load.rounds} rounds say little of how rounds differ: where they do, intervals are too narrow."
+    if load.rounds < _ENOUGH_ROUNDS:
+        many = "was one round only, so nothing is" if load.rounds < 2 else "were two rounds only, so little is"
+        yield f"there {many} known of what differs between rounds, and intervals, which are of programs, too narrow."
 
 
 def _worst(load: LoadRecord) -> Row:
@@ -171,6 +177,8 @@ def _against(found: Against | None) -> Cell:
 
 
 def _row(load: LoadRecord, measure: str, label: str, unit: str) -> Row:
-    values = tuple(arm.measures.get(measure) for arm in load.arms)
+    rounds = max(1, load.rounds) if measure in _TOTALS else 1
+    found = (arm.measures.get(measure) for arm in load.arms)
+    values = tuple(None if value is None else value / rounds for value in found)
     texts, unit = amounts(values, unit)
     return Row(label, unit, tuple(Cell(text) for text in texts))

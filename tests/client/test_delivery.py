@@ -129,6 +129,32 @@ def test_a_server_that_takes_nothing_holds_up_no_other(peer: Peer, plain: Peer) 
     assert [fact["workflow_id"] for fact in plain.facts] == ["first", "second"]
 
 
+def test_a_server_that_is_slow_holds_up_no_other(peer: Peer, make_peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, going_on = make_peer(), threading.Event()
+    respond = slow.respond
+
+    def later(handler: Any, path: str, body: dict[str, Any]) -> None:
+        if path.endswith("/events"):
+            assert going_on.wait(20)
+        respond(handler, path, body)
+
+    monkeypatch.setattr(slow, "respond", later)
+    try:
+        for each in (slow, peer):
+            kvflow.configure(url=each.url, hints="always")
+        with kvflow.workflow(id="first"):
+            pass
+        deadline_s = time.monotonic() + 20
+        while [fact["agent"] for fact in peer.facts] != ["END"]:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert not kvflow.flush(0.1), "the slow one has not been told"
+    finally:
+        going_on.set()
+    assert kvflow.flush(10)
+    assert [fact["agent"] for fact in slow.facts] == ["END"]
+
+
 def test_nor_do_facts_for_another_wait_until_it_is_looked_at_again(
     peer: Peer, make_peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import subprocess
+import sys
 import threading
 import types
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
@@ -322,3 +324,48 @@ def test_a_wrapped_generator_function_that_raises_at_once_ends_its_step(told: li
         with pytest.raises(LookupError, match="mine"):
             stream()
         assert (agent_now(), told) == ("main", ["writer"])
+
+
+GIVEN_UP = """
+import kvflow
+
+@kvflow.agent("reader")
+def lines():
+    yield 1
+    yield 2
+
+def use():
+    given_up = lines()
+    next(given_up)
+    cycle = [given_up]
+    cycle.append(cycle)  # as the traceback of an exception makes one
+
+for _ in range(30_000):
+    with kvflow.workflow("w"), kvflow.step("s"):
+        use()
+"""
+
+
+def test_what_the_garbage_collector_closes_does_not_crash_the_program() -> None:
+    """CPython 3.11 collects while it sets a context variable, and dies if the context is changed meanwhile."""
+    done = subprocess.run([sys.executable, "-c", GIVEN_UP], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+def test_a_generator_that_is_closed_ends_its_step_and_changes_nothing_outside(told: list[str]) -> None:
+    inside: list[str | None] = []
+
+    @kvflow.agent("stream")
+    def stream() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            inside.append(agent_now())
+
+    with kvflow.workflow(), kvflow.step("reader"):
+        items = stream()
+        next(items)
+        items.close()
+        assert agent_now() == "reader"
+    assert inside == ["stream"]
+    assert told[:2] == ["stream", "reader"]

@@ -196,6 +196,26 @@ def test_an_app_in_a_chain_is_one_workflow(is_async: bool) -> None:
     assert not hints._open
 
 
+@pytest.mark.parametrize("given", ["with the call", "with the app", "and the app is the node"])
+def test_an_app_in_a_node_of_an_app_without_hints_is_one_workflow(given: str) -> None:
+    hints, inner, steps = Hints("t"), app(), list[Any]()
+
+    def node(state: State) -> State:
+        more: Any = {"config": {"callbacks": [hints]}} if given == "with the call" else {}
+        steps.extend(inner.invoke({"seen": []}, **more)["seen"])
+        return {"seen": []}
+
+    if given != "with the call":
+        inner = inner.with_config(callbacks=[hints])
+    builder = StateGraph(State)
+    builder.add_node("outer", inner if given == "and the app is the node" else node)
+    builder.add_edge(START, "outer")
+    builder.add_edge("outer", END)
+    found = builder.compile().invoke({"seen": []})["seen"]
+    check(steps or found)
+    assert not hints._open
+
+
 def test_chains_in_nodes_and_subgraphs_are_part_of_the_workflow() -> None:
     def node(state: State) -> State:
         return {"seen": [(RunnableLambda(lambda _: kvflow.current()) | RunnableLambda(lambda step: step)).invoke(1)]}

@@ -267,3 +267,12 @@ def test_only_instructions_that_stay_are_a_fixed_prompt(instructions: Any, messa
     with kvflow.workflow("support"):
         asyncio.run(agent.model.get_response())
     assert [fact.get("fixed_prompt_messages") for fact in facts] == [messages]
+
+
+def test_outside_a_workflow_it_asks_without_hints(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[Any] = []
+    agent = Agent(name="a", model=scripted(asked, [call("opening_hours", '{"shop": "x"}', 1)], [message("9 to 17")]))
+    agent.tools = [slow_hours()]
+    run = asyncio.run(Runner.run(instrument(agent), "when?"))
+    assert run.final_output == "9 to 17"
+    assert asked == [None, None], "each turn would be a workflow that is over while the tool runs"

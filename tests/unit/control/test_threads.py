@@ -272,3 +272,19 @@ def test_what_is_remembered_is_bounded() -> None:
         long += text(70)
         client.ask(long)
     assert len(client.threads._by_end) <= 2 * 10 + 64
+
+
+def test_an_answer_to_what_was_forgotten_meanwhile_leaves_its_successor_known() -> None:
+    threads = Threads(2)
+    prompt = SYSTEM + text(200)
+    first = threads.asks(prompt, "")
+    for _ in range(2):
+        threads.asks(text(300), "")  # its thread is forgotten while it waits
+    again = threads.asks(prompt, "")
+    assert first is not None
+    assert again is not None
+    thread = threads._threads[again.workflow_id, again.agent]
+    for _ in range(2):
+        threads.answered(again.workflow_id, again.agent)
+    assert thread.asking == 0
+    assert threads.asks(prompt + text(100), "") == again
