@@ -9,7 +9,7 @@ from kvflow.engine.accounting import Accounting, Counters, Tier
 from kvflow.engine.backup import BackupPlanner
 from kvflow.engine.batch_loads import BatchLoads
 from kvflow.engine.boundary import FixedPromptBoundary
-from kvflow.engine.choice import FREE_CHOICE, Choice
+from kvflow.engine.choice import FREE_CHOICE, NO_CHOICE, Choice
 from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.commands import Answer, Capacity, Commands, KvCommand
@@ -28,6 +28,7 @@ from kvflow.engine.room import DeviceView, Room, unlocked_tokens
 
 __all__ = [
     "FREE_CHOICE",
+    "NO_CHOICE",
     "Accounting",
     "Answer",
     "BackupPlanner",

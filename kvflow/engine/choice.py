@@ -31,3 +31,4 @@ class Choice:
 
 
 FREE_CHOICE = Choice()
+NO_CHOICE = Choice(share=0.0, window_tokens=0.0)

@@ -160,8 +160,11 @@ class Commands:
     def tick(self) -> list[tuple[KvCommand, Answer]]:
         """Time has passed: forget pins that are over, carry out what had to wait; returns what has become of that."""
         self._pins.tick()
-        waiting, self._leaving = self._leaving, []
-        answers = [(each.command, self._leave(each)) for each in waiting if not self._waits_on(each)]
+        answers = []
+        for _ in range(len(self._leaving)):
+            each = self._leaving.pop(0)  # one by one: should one fail, the others have their turn the next time
+            if not self._waits_on(each):
+                answers.append((each.command, self._leave(each)))
         for key, loading in [*self._loading.items()]:
             answer = self._load(loading)
             answers.append((loading.command, answer))
@@ -253,10 +256,12 @@ class Commands:
         """What has become of an ordered load so far."""
         here = sum(len(node.key) for node in loading.nodes if not node.evicted)
         left = sum(len(node.key) for node in loading.nodes if node.evicted and self._coordinator.cached(node))
+        if self._prefetcher is not None and left < self._prefetcher.least_tokens:
+            left = 0  # requests compute so few themselves
         if left and self._coordinator.claims.clock.now_s < loading.until_s:
             return Answer(status="deferred", tokens=here)
         missing = sum(len(node.key) for node in loading.nodes) - here
-        if not missing:
+        if missing < (self._prefetcher.least_tokens if self._prefetcher is not None else 1):
             return Answer(status="accepted", reason="loaded", tokens=here)
         reason = f"{missing} tokens were not loaded in time, or are gone"
         return Answer(status="clipped" if here else "rejected", reason=reason, tokens=here)

@@ -16,10 +16,12 @@ class LoadOrders:
 
     Args:
         missing: what of a context, by where it ends, is on the host only.
+        least_tokens: of which less is taken for nothing.
     """
 
-    def __init__(self, missing: Callable[[Node], list[Node]]) -> None:
+    def __init__(self, missing: Callable[[Node], list[Node]], least_tokens: int = 1) -> None:
         self._missing = missing
+        self._least_tokens = least_tokens
         self._until_s: dict[tuple[str, Node], float] = {}
 
     def add(self, nodes: Iterable[Node], until_s: float, now_s: float, tenant: str) -> bool:
@@ -51,7 +53,7 @@ class LoadOrders:
         found: list[list[Node]] = []
         for order, until_s in [*self._until_s.items()]:
             missing = self._missing(order[1]) if until_s > now_s else []
-            if missing:
+            if sum(len(node.key) for node in missing) >= self._least_tokens:
                 found.append(missing)
             else:
                 del self._until_s[order]

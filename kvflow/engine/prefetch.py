@@ -84,11 +84,11 @@ class Prefetcher:
         self._coordinator = coordinator
         self._counters = counters
         self._max_tokens = max_tokens
-        self._least_tokens = least_tokens
+        self.least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
         self._resume_s = self._resume_asked_s = self._resume_orders_s = self._search_s = 0.0
         self._looked = 0
-        self._orders = LoadOrders(self._missing)
+        self._orders = LoadOrders(self._missing, least_tokens)
         self._begun = 0
 
     @property
@@ -265,7 +265,7 @@ class Prefetcher:
         missing = self._missing(target(claim))
         whole = sum(len(node.key) for node in missing)
         next_s = claim.next_s(self._coordinator.claims.clock)
-        if whole < self._least_tokens or not self.pace.near(next_s, claim.steps, whole):
+        if whole < self.least_tokens or not self.pace.near(next_s, claim.steps, whole):
             return None
         return self._first_part(missing)
 
@@ -277,7 +277,7 @@ class Prefetcher:
         self._looked += len(device.leaves)
         nodes = load.nodes[: fitting(self._coordinator, load.nodes, room.free_tokens, device)]
         tokens = sum(len(node.key) for node in nodes)
-        if nodes and tokens >= self._least_tokens:
+        if nodes and tokens >= self.least_tokens:
             held_tokens = tokens + unlocked_tokens(nodes[0].parent, device.locked)
             if room.may_lock(held_tokens, self.pace.costs.load_steps(tokens)):
                 return Load(nodes, tokens, asked=load.asked, ordered=load.ordered)
@@ -299,8 +299,8 @@ class Prefetcher:
         nodes: list[Node] = []
         tokens = 0
         for node in reversed(missing):
-            if tokens >= self._least_tokens and tokens + len(node.key) > self._max_tokens:
+            if tokens >= self.least_tokens and tokens + len(node.key) > self._max_tokens:
                 break
             nodes.append(node)
             tokens += len(node.key)
-        return Load(nodes, tokens) if tokens >= self._least_tokens else None
+        return Load(nodes, tokens) if tokens >= self.least_tokens else None

@@ -7,6 +7,7 @@ still coming are passed over while others can run, and a batch that takes one ne
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ _QUEUES_COPIES = hasattr(UnifiedRadixCache, "flush_pending_backups")  # since SG
 _LEAST_TOKENS = 16
 _PATIENCE = 512
 """Passes over the queue a request is passed over in, at most; there is one a decode step."""
+_STORAGE_ROUNDS, _STORAGE_ROUND_S = 200, 0.01
+"""For how long storage may take to write what has been copied, before SGLang is told that it is not idle."""
 
 
 class Prefetch:
@@ -177,6 +180,11 @@ class Prefetch:
         ):
             _wait_for(acks)
             check(finish_count=len(acks))
+        for _ in range(_STORAGE_ROUNDS):  # alike on every rank, as what they have left to write is
+            if not (cache.enable_storage and cache.ongoing_backup):
+                break
+            time.sleep(_STORAGE_ROUND_S)
+            cache.check_hicache_events()
         self.reap()
 
     def _note_flush(self, flush: Any) -> None:
@@ -266,10 +274,12 @@ class Prefetch:
             self.planner.refused()
             return
         self._load = chosen
-        self.planner.begun(chosen)
+        try:
+            self.planner.begun(chosen)
+        finally:  # its nodes are on the device by now, and have to be filled whatever else fails
+            cache.ready_to_load_host_cache()
         if not chosen.asked:
             cache.journal.ahead(chosen.anchor, chosen.tokens)
-        cache.ready_to_load_host_cache()
 
     def _device(self) -> DeviceView:
         core = self._cache.tree_core

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvflow import config
-from kvflow.engine import FREE_CHOICE, Choice, Coordinator, Guard, GuardSettings, Regret, Tier
+from kvflow.engine import FREE_CHOICE, NO_CHOICE, Choice, Coordinator, Guard, GuardSettings, Regret, Tier
 from kvflow.engine.guard import MemoryView
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Trust:
         self._coordinator = coordinator
         self._unit_tokens = unit_tokens
         self._guard: Guard | None = None
+        self._given_up = False
         self.regret = Regret()
         self.restart()
 
@@ -42,7 +43,9 @@ class Trust:
 
     def choice(self, tier: Tier) -> Choice:
         """Among which leaves of a tier predictions choose."""
-        return self._guard.choice(tier) if self._guard is not None else FREE_CHOICE
+        if self._guard is None:
+            return FREE_CHOICE
+        return NO_CHOICE if self._given_up else self._guard.choice(tier)
 
     @property
     def guarded(self) -> bool:
@@ -52,7 +55,11 @@ class Trust:
     @property
     def active(self) -> bool:
         """Whether predictions have a say at all."""
-        return self._guard is None or self._guard.active
+        return self._guard is None or (self._guard.active and not self._given_up)
+
+    def give_up(self) -> None:
+        """What predictions cost is not followed any more: a guarded order has no say from now on."""
+        self._given_up = True
 
     def restart(self) -> None:
         """Trust the order that is in use now, whatever another one has done."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -17,6 +17,8 @@ from kvflow.patches.guard import Guard
 
 if TYPE_CHECKING:
     from kvflow.patches.tree import KvflowRadixCache
+
+T = TypeVar("T")
 
 _WHOLE_PROMPT = 1 << 30
 """Chunk size where prompts are not computed in chunks."""
@@ -44,12 +46,12 @@ class Watch:
     def looked_up(self, req: Any) -> None:
         """A request that waits has been matched against the tree, or its prefix has been refreshed there."""
         if self._cache.trust.guarded:
-            self._watching.run(self._look_up, req, default=None)
+            self._watched(self._look_up, req, default=None)
 
     def computed(self, req: Any) -> None:
         """Another chunk of a request has been computed."""
         used = self._using.run(self._newly_used, req, default=None)
-        self._watching.run(self._compare, req, used or (), default=None)
+        self._watched(self._compare, req, used or (), default=None)
         if used is not None and self._cache.prefetch is not None:
             self._using.run(self._cache.prefetch.used, used, default=None)
         self._counting.run(self._count, req, default=None)
@@ -61,9 +63,23 @@ class Watch:
         Returns:
             Digests of what of it has been left in the cache; empty if that is nothing.
         """
-        found = self._watching.run(self._leave, req, checkpointed, default=())
+        self._counting.run(self._let_go, req, default=None)
+        found = self._watched(self._leave, req, checkpointed, default=())
         self.publish()
         return found
+
+    def _watched(self, function: Callable[..., T], *arguments: Any, default: T) -> T:
+        found = self._watching.run(function, *arguments, default=default)
+        if not self._watching.failures_left:
+            self._cache.trust.give_up()
+        return found
+
+    def _let_go(self, req: Any) -> None:
+        """What a request has been counted to use, it uses no more."""
+        for unit in req.__dict__.pop("_kvflow_in_use", ()):
+            self._in_use[unit] -= 1
+            if self._in_use[unit] <= 0:
+                del self._in_use[unit]
 
     def publish(self) -> None:
         """Bring the series up to date if it is time, or nobody computes any more."""
@@ -106,10 +122,6 @@ class Watch:
     def _leave(self, req: Any, checkpointed: bool) -> list[int]:
         if not hasattr(req, "_kvflow_digests"):  # it was never looked up
             return []
-        for unit in req.__dict__.pop("_kvflow_in_use", ()):
-            self._in_use[unit] -= 1
-            if self._in_use[unit] <= 0:
-                del self._in_use[unit]
         prompt = self.digests(req)
         whole: list[int] = []
         rest = 0

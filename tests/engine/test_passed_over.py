@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
@@ -99,12 +99,16 @@ def test_whoever_wants_an_idle_server_waits_for_what_is_under_way(passing: Prefe
         flush_pending_backups=lambda: done.append(("submitted", 0)),
         writing_check=lambda finish_count: done.append(("writes", finish_count)),
         loading_check=lambda finish_count: done.append(("loads", finish_count)),
+        enable_storage=True,
+        ongoing_backup=(written := {1: "a", 2: "b"}),
+        check_hicache_events=lambda: written.popitem(),
     )
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace(prefetch=passing))
     prefetch_hooks.settle(SimpleNamespace(scheduler=scheduler))
     submitted = [("submitted", 0)] if prefetch._QUEUES_COPIES else []
     assert done == [("storage", 0), *submitted, ("writes", 1), ("loads", 1), ("reaped", 0)]
     assert [ack.waited for ack in acks] == [1, 1]
+    assert not written, "what has been copied has been written to storage, too"
     prefetch_hooks.settle(scheduler)
     assert len(done) == 8 + 2 * len(submitted)
 
@@ -229,3 +233,23 @@ def test_who_there_is_no_memory_for_may_let_others_by(
 
     monkeypatch.setattr(PrefillAdder, "add_one_req", add_one_req)
     assert adder.add_one_req(req) is (AddReqResult.CONTINUE if passed_over else AddReqResult[result])
+
+
+def test_a_load_that_has_been_published_is_started_whatever_fails() -> None:
+    def fails(*arguments: Any) -> None:
+        raise ArithmeticError
+
+    made, started = object.__new__(Prefetch), list[str]()
+    chosen = Load([SimpleNamespace(id=7, key=[0] * 64, load=None)], 64)  # type: ignore[list-item]
+    made._choose = lambda look: chosen  # type: ignore[method-assign]
+    made.planner = SimpleNamespace(begun=lambda load: None, refused=fails)  # type: ignore[assignment]
+    made._cache = SimpleNamespace(  # type: ignore[assignment]
+        load_back=lambda anchor: True,
+        journal=SimpleNamespace(ahead=fails),
+        ready_to_load_host_cache=lambda: started.append("load"),
+    )
+    for begun in (made.planner.begun, fails):
+        cast("Any", made.planner).begun = begun
+        with pytest.raises(ArithmeticError):
+            made._begin(lambda: Room(free_tokens=100))
+    assert started == ["load", "load"]

@@ -30,12 +30,22 @@ class Server:
     """Two agents of one workflow: a shared prompt of 100 tokens, and 60 of each one's own."""
 
     def __init__(
-        self, *, policy: str = "cost", host_tokens: int = 10_000, prefetch: bool = True, pin_hourly_s: float = 3600
+        self,
+        *,
+        policy: str = "cost",
+        host_tokens: int = 10_000,
+        prefetch: bool = True,
+        pin_hourly_s: float = 3600,
+        least_tokens: int = 1,
     ) -> None:
         self.coordinator = Coordinator(policy)
         pace = PrefetchPace(ServingCosts(), link_share=1.0, device_tokens=16_000)
         counters = Counters()
-        self.prefetcher = Prefetcher(self.coordinator, pace, lambda: counters, max_tokens=1000) if prefetch else None
+        self.prefetcher = (
+            Prefetcher(self.coordinator, pace, lambda: counters, max_tokens=1000, least_tokens=least_tokens)
+            if prefetch
+            else None
+        )
         capacity = Capacity(device_tokens=1000, host_tokens=host_tokens, tenant_share=0.25)
         self.locked: set[int] = set()
         self.copying: set[int] = set()
@@ -245,6 +255,20 @@ def test_it_is_told_what_became_of_an_ordered_load(server: Server) -> None:
     assert server.commands.tick() == []
 
 
+def test_a_rest_that_is_never_loaded_by_itself_is_not_waited_for() -> None:
+    server = Server(least_tokens=16)
+    rest = Node(10, server.own["a"], evicted=True)
+    prefetch = KvCommand(verb="kv.prefetch", ttl_s=5.0)
+    server.own["a"].evicted = True
+    path = [(rest, 170), (server.own["a"], 160), (server.shared, 100)]
+    assert server.commands.on_prompt(prefetch, path).status == "deferred"
+    server.own["a"].evicted = False
+    ((_, answer),) = server.commands.tick()
+    assert (answer.status, answer.tokens) == ("accepted", 60)
+    assert server.prefetcher is not None
+    assert server.prefetcher._orders.open(0.0) == []
+
+
 def test_no_tenant_takes_all_loads_that_can_be_on_order(server: Server) -> None:
     contexts = [Node(20, server.root, evicted=True) for _ in range(65)]
     prefetch = KvCommand(verb="kv.prefetch", tenant="one", ttl_s=5.0)
@@ -369,3 +393,22 @@ def test_without_a_host_tier_nothing_is_retained_or_loaded() -> None:
     server.own["a"].evicted = True
     assert server("kv.retain").status == "rejected"
     assert server("kv.prefetch").status == "unsupported"
+
+
+def test_one_that_fails_to_leave_takes_no_other_with_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.copying = {id(node) for node in server.own.values()}
+    for agent in "ab":
+        assert server("kv.demote", agent, ttl_s=5.0).status == "deferred"
+    server.copying.clear()
+    leave, failures = server.commands._leave, [ArithmeticError]
+
+    def failing(leaving: Any) -> Answer:
+        if failures:
+            raise failures.pop()
+        return leave(leaving)
+
+    monkeypatch.setattr(server.commands, "_leave", failing)
+    with pytest.raises(ArithmeticError):
+        server.commands.tick()
+    ((command, answer),) = server.commands.tick()
+    assert (command.agent, answer.tokens) == ("b", 60)
