@@ -88,7 +88,7 @@ def test_a_request_moved_onto_what_is_still_arriving_waits_for_it(passing: Prefe
 
 
 def test_whoever_wants_an_idle_server_waits_for_what_is_under_way(passing: Prefetch) -> None:
-    acks = [Arriving(), Arriving()]
+    acks, to_write = [Arriving(), Arriving()], {1: "a", 2: "b"}
     done: list[tuple[str, int]] = []
     controller = SimpleNamespace(ack_write_queue=acks[:1], ack_load_queue=acks[1:])
     passing._storage = SimpleNamespace(  # type: ignore[assignment]
@@ -100,15 +100,15 @@ def test_whoever_wants_an_idle_server_waits_for_what_is_under_way(passing: Prefe
         writing_check=lambda finish_count: done.append(("writes", finish_count)),
         loading_check=lambda finish_count: done.append(("loads", finish_count)),
         enable_storage=True,
-        ongoing_backup=(written := {1: "a", 2: "b"}),
-        check_hicache_events=lambda: written.popitem(),
+        ongoing_backup=to_write,
+        check_hicache_events=to_write.popitem,
     )
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace(prefetch=passing))
     prefetch_hooks.settle(SimpleNamespace(scheduler=scheduler))
     submitted = [("submitted", 0)] if prefetch._QUEUES_COPIES else []
     assert done == [("storage", 0), *submitted, ("writes", 1), ("loads", 1), ("reaped", 0)]
     assert [ack.waited for ack in acks] == [1, 1]
-    assert not written, "what has been copied has been written to storage, too"
+    assert not to_write, "what has been copied has been written to storage, too"
     prefetch_hooks.settle(scheduler)
     assert len(done) == 8 + 2 * len(submitted)
 
