@@ -190,8 +190,9 @@ def test_a_model_stays_what_it_is_to_the_sdk(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_copy_of_an_agents_model_asks_in_its_name() -> None:
     asked: list[Any] = []
     model = instrument(Agent(name="clerk", model=scripted(asked, [], []))).model
-    for again in (copy.copy(model), copy.deepcopy(model)):
-        asyncio.run(again.get_response())
+    with kvflow.workflow("support"):
+        for again in (copy.copy(model), copy.deepcopy(model)):
+            asyncio.run(again.get_response())
     assert [step.agent for step in asked] == ["clerk"] * 2
 
 
