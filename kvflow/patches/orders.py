@@ -15,5 +15,5 @@ def require_servable(name: str) -> None:
     known = [policy for policy in policy_names() if policy not in ORACLES]
     if name not in known:
         problem = "needs the future: use it in `kvflow simulate`" if name in ORACLES else "does not exist"
-        raise ConfigError(f"eviction policy {name!r} {problem}; serve with one of {', '.join(known)}")
+        raise ConfigError(f"eviction policy {name!r} {problem}; choose one of {', '.join(known)}")
     make_policy(name)

@@ -236,7 +236,7 @@ def command(*words: str | Path) -> Result:
 def test_the_command_plays_a_trace_and_compares_results(server: Server, model: Path, tmp_path: Path) -> None:
     """On a server that runs the arms differ in what programs tell it."""
     path, out = trace(tmp_path / "trace.jsonl"), tmp_path / "result.json"
-    common = ("replay", path, "--max-gap", "0.2", "--scale", "0.5", "--free", "--rounds", "2", "--url", server.url)
+    common = ("replay", path, "--max-gap", "0.2", "--scale", "0.5", "--free", "--rounds", "3", "--url", server.url)
     common += ("--prompts", "chat", "--tokenizer", model, "--folder", tmp_path / "f")
     result = command(*common, "--json", out, "--html", tmp_path / "r.html")
     assert result.exit_code == 0, result.output
@@ -248,7 +248,7 @@ def test_the_command_plays_a_trace_and_compares_results(server: Server, model: P
         ("silent", False, True),
         ("telling", True, True),
     ]
-    assert telling["measures"]["workflows"] == 6
+    assert telling["measures"]["workflows"] == 9
     assert telling["measures"]["failed_calls"] == 0
     assert set(telling["against_first"]) == {"completion_s", "run_s", "ttft_s", "latency_s"}
     page = (tmp_path / "r.html").read_text()
@@ -263,7 +263,7 @@ def test_the_command_plays_a_trace_and_compares_results(server: Server, model: P
     worse.write_text(json.dumps(document | {"traces_digest": "another"}))
     assert command("compare", out, worse).exit_code == 2
     assert command("compare", out, worse, "--force").exit_code == 3
-    assert "4 of 4 rounds were kept" in command(*common).output
+    assert "6 of 6 rounds were kept" in command(*common).output
     assert "were kept" not in command(*common, "--fresh").output
 
 

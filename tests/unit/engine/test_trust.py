@@ -102,13 +102,13 @@ def test_a_request_counts_as_running_until_it_ends() -> None:
 
 @pytest.mark.parametrize("policy", sorted(ORACLES))
 def test_a_server_refuses_orders_that_need_the_future(policy: str) -> None:
-    with pytest.raises(ConfigError, match=r"needs the future: use it in `kvflow simulate`; serve with one of lru, "):
+    with pytest.raises(ConfigError, match=r"needs the future: use it in `kvflow simulate`; choose one of lru, "):
         require_servable(policy)
     make_policy(policy)  # the simulator may
 
 
 def test_unknown_orders_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'newest' does not exist; serve with one of lru, lfu, "):
+    with pytest.raises(ConfigError, match="'newest' does not exist; choose one of lru, lfu, "):
         require_servable("newest")
 
 
@@ -141,7 +141,7 @@ def test_an_order_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch
     offer(monkeypatch, broken="no.such.module:Policy")
     with pytest.raises(ConfigError, match=r"'broken' \(no\.such\.module:Policy\) cannot be loaded: No module"):
         require_servable("broken")
-    with pytest.raises(ConfigError, match=r"serve with one of .*broken"):
+    with pytest.raises(ConfigError, match=r"choose one of .*broken"):
         require_servable("newest")
 
 
