@@ -202,7 +202,7 @@ class Pin(_Section):
     max_ttl_s: float = Field(default=600.0, ge=0)
     """No pin lasts longer, whatever the client says."""
     max_calls: int = Field(default=256, ge=1)
-    """Tool calls a workflow can wait for at a time; further ones are rejected."""
+    """Tool calls a workflow can wait for at a time; of more the oldest are forgotten."""
 
 
 class Graph(_Section):
