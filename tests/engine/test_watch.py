@@ -1,63 +1,42 @@
-"""Following requests goes wrong: what is counted goes on, and predictions that nobody bounds have no say."""
+"""What the guard sees of requests that wait."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from sglang.srt.mem_cache import common
+from sglang.srt.plugins import hook_registry
 
-from kvflow import config
-from kvflow.engine import Coordinator, Tier
-from kvflow.patches.trust import Trust
-from kvflow.patches.watch import Watch
+from kvflow.engine.guard import MemoryView
+from kvflow.patches import catalog
+from kvflow.patches.seams import resolve
+from tests.engine.model_free import Requests
+
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 
-@pytest.fixture
-def watch() -> Watch:
-    """Of a cache whose guard fails whenever a request is looked up, or leaves."""
-
-    def fails(*arguments: Any) -> None:
-        raise ArithmeticError
-
-    trust = Trust(config.Guard(), Coordinator("cost"), 64)
-    trust.looked_up = trust.ended = fails  # type: ignore[method-assign, assignment]
-    made = Watch(
-        cast(
-            "Any",
-            SimpleNamespace(
-                trust=trust,
-                tree_core=SimpleNamespace(unit_tokens=64),
-                publishable=lambda req, tokens: tokens,
-                publish=lambda: None,
-            ),
-        ),
-        0,
+def test_the_shadow_keeps_what_sglang_refreshes_for_requests_that_wait(
+    publish: Callable[[float], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(0)
+    monkeypatch.setenv("KVFLOW_GUARD__ENABLED", "true")
+    requests = Requests("kvflow", device_tokens=1024, page_tokens=64)
+    seam = next(seam for seam in catalog.SEAMS if seam.target.endswith("touch_waiting_prefix"))
+    touch = hook_registry._wrap_fn(
+        common.touch_waiting_prefix, resolve(seam.body.replace(":", ".")), hook_registry.HookType(seam.kind.value)
     )
-    made.memory = lambda: None  # type: ignore[method-assign, assignment, return-value]
-    return made
-
-
-def request(*units: int) -> Any:
-    return SimpleNamespace(
-        rid="r", origin_input_ids=[0] * 64 * len(units), _kvflow_digests=list(units), _kvflow_in_use=list(units)
-    )
-
-
-def test_what_requests_use_is_forgotten_with_them_whatever_the_guard_does(watch: Watch) -> None:
-    for _ in range(20):
-        watch._in_use.update([1, 2])
-        assert watch.left(request(1, 2), False) == ()
-    assert not watch._in_use
-
-
-def test_once_it_is_not_followed_what_predictions_cost_they_have_no_say(watch: Watch) -> None:
-    trust = watch._cache.trust
-    for number in range(8):
-        assert not trust.choice(Tier.DEVICE).none, number
-        assert trust.active
-        watch.looked_up(request(1))
-    assert trust.choice(Tier.DEVICE).none
-    assert trust.choice(Tier.HOST).none
-    assert not trust.active
-    assert trust.as_dict()["guarded"]
+    guard = requests.cache.trust._guard
+    waiting = [requests.ask(str(name), [name] * 256, 1) for name in range(4)]
+    digests = [requests.cache.watch.digests(req) for req in waiting]
+    view = MemoryView(3 * 256, 0, 0, 1 << 30)
+    guard._looked_up.clear()  # what asking alone has told
+    for name in (0, 1, 2, None, 1, 3):
+        if name is None:
+            touch(waiting[0], requests.cache)
+            continue
+        guard.started(name, digests[name], device_hit=0, host_hit=0, memory=view)
+        guard.ended(name, digests[name], memory=view)
+    assert guard._device.prefix(digests[0]) == 4
+    assert guard._device.prefix(digests[2]) == 0
