@@ -67,7 +67,6 @@ class Programs:
         self._claims = claims
         self._admission = admission
         self._programs: dict[str, Program] = {}
-        self._homes: dict[str, str] = {}
         self._requests: dict[Hashable, Request] = {}
         self._margin = Margin()
         self._typical = TypicalWork()
@@ -149,11 +148,13 @@ class Programs:
         """The program that a workflow is part of: the one its first request named, whatever is heard of those above it.
 
         What these are changes as they begin and end, and a workflow in two programs would wait for itself.
+
+        Cost: O(1), or O(programs) for the first request of a workflow.
         """
-        home = self._programs.get(self._homes.get(claim.workflow_id, ""))
-        if home is None or claim.workflow_id not in home.workflows:
-            self._homes[claim.workflow_id] = claim.program_id or claim.workflow_id
-        return self._homes[claim.workflow_id]
+        name = claim.program_id or claim.workflow_id
+        if name in self._programs and claim.workflow_id in self._programs[name].workflows:
+            return name
+        return next((other for other, one in self._programs.items() if claim.workflow_id in one.workflows), name)
 
     def _missed_share(self, claim: PromptClaim, program: Program, digests: Sequence[int]) -> float:
         """What bringing an agent's context back takes, as a share of computing all of it."""
@@ -230,7 +231,6 @@ class Programs:
         self._holds.end(self._programs)
         self._programs.clear()
         self._requests.clear()
-        self._homes.clear()
         self._running = 0
 
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
@@ -275,9 +275,6 @@ class Programs:
                 if program.answered_s is not None:
                     self._typical.ended(program.took_s)
                 del self._programs[name]
-        if len(self._homes) > _MANY + 2 * sum(len(program.workflows) for program in self._programs.values()):
-            homes = ((workflow, name) for name, program in self._programs.items() for workflow in program.workflows)
-            self._homes = dict(homes)
         at_stake = (program for program in self._programs.values() if program.requests or program.view.admitted)
         self._contexts = sum(program.contexts for program in at_stake)
         planned = AdmissionMemory(
