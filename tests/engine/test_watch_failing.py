@@ -12,6 +12,8 @@ from kvflow.engine import Coordinator, Tier
 from kvflow.patches.trust import Trust
 from kvflow.patches.watch import Watch
 
+pytestmark = [pytest.mark.engine, pytest.mark.beside]
+
 
 @pytest.fixture
 def watch() -> Watch:
