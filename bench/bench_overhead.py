@@ -46,6 +46,7 @@ from kvflow.cli.ending import ended_by_signals
 from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.model import FIRST_PRINTABLE, LAST_PRINTABLE, build_model
+from kvflow.replay.watching import cpu_s
 
 FLAGS = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--sleep-on-idle"]
 CPU_ONLY = """
@@ -168,17 +169,6 @@ def write_plugin(folder: Path) -> Path:
     return package.parent
 
 
-def processes_of(server: Any) -> dict[str, list[psutil.Process]]:
-    """Processes of a server by what is told of their time."""
-    process = psutil.Process(server.process.pid)
-    return {"scheduler": [scheduler_of(server)], "server": [process, *process.children(recursive=True)]}
-
-
-def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """What they have used by now."""
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-
 def measure(arms: Sequence[str], pairs: int, nodes: int, folder: Path) -> dict[str, dict[str, list[float]]]:
     """CPU seconds of every arm's scheduler and whole server, round by round; all arms play the same rounds."""
     model = build_model(folder / "model")
@@ -189,14 +179,17 @@ def measure(arms: Sequence[str], pairs: int, nodes: int, folder: Path) -> dict[s
             servers[arm] = running.enter_context(start(arm, nodes, model, folder))
             fill(servers[arm].url, nodes)
             asyncio.run(play(servers[arm].url, arm, seed=WARM_UP))
-        processes = {arm: processes_of(server) for arm, server in servers.items()}
+        pids = {
+            arm: {"scheduler": scheduler_of(server).pid, "server": server.process.pid}
+            for arm, server in servers.items()
+        }
         for number in range(pairs):
             order = arms if number % 2 == 0 else arms[::-1]
             for arm in order:
-                before_s = {name: cpu_s(each) for name, each in processes[arm].items()}
+                before_s = {name: cpu_s(pid) for name, pid in pids[arm].items()}
                 asyncio.run(play(servers[arm].url, arm, seed=number))
-                for name, each in processes[arm].items():
-                    seconds[name][arm].append(cpu_s(each) - before_s[name])
+                for name, pid in pids[arm].items():
+                    seconds[name][arm].append(cpu_s(pid) - before_s[name])
                 took = ", ".join(f"{name} {of_arms[arm][-1]:.2f} s" for name, of_arms in seconds.items())
                 print(f"round {number + 1}/{pairs} {arm:12} {took}", flush=True)
         for server in servers.values():

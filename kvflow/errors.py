@@ -21,6 +21,8 @@ and what to do about it.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 
 class KVFlowError(Exception):
     """Root of every exception kvflow raises on purpose."""
@@ -124,3 +126,13 @@ class MissingExtraError(KVFlowError, ImportError):
     def __init__(self, extra: str, purpose: str) -> None:
         self.extra = extra
         super().__init__(f'{purpose} needs an optional package: pip install ".[{extra}]" in a clone of kvflow')
+
+
+def require_installed(package: str, extra: str, purpose: str) -> None:
+    """Make sure that a package of an extra is there, without importing it.
+
+    Raises:
+        MissingExtraError: it is not; the message names the purpose and what to install.
+    """
+    if find_spec(package) is None:
+        raise MissingExtraError(extra, purpose)

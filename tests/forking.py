@@ -17,27 +17,16 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.spawn import get_preparation_data as _preparation_data
 from types import SimpleNamespace
 from typing import IO, Any
+from unittest import mock
 
 from kvflow.patches.cpu.environment import server_environment
 
 PRELOADED = ["sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler", "sglang.srt.models.registry"]
-
-
-@contextlib.contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    kept = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
 
 
 class Forked:
@@ -67,7 +56,7 @@ class Forked:
 
 def spawn(command: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], **_: Any) -> Forked:
     """Start ``python -m MODULE ARGUMENTS``; the options are `subprocess.Popen`'s."""
-    with _environment(server_environment()):
+    with mock.patch.dict(os.environ, server_environment(), clear=True):
         multiprocessing.forkserver.set_forkserver_preload(PRELOADED)
         multiprocessing.forkserver.ensure_running()
     context = multiprocessing.get_context("forkserver")

@@ -7,11 +7,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from kvflow import config
-from kvflow.errors import ConfigError, MissingExtraError
+from kvflow.errors import ConfigError, require_installed
 from kvflow.patches.flags import VARIABLES
 from kvflow.patches.orders import require_servable
 from kvflow.replay.arms import Arm, flag_of, flag_words
@@ -146,8 +145,7 @@ def _engine(asked: Asked, sizes: Sizes) -> Engine:
     engines = {"cpu": cpu_engine, "gpu": gpu_engine}
     if asked.launched_profile not in engines:
         raise ConfigError(f"--profile is {asked.launched_profile!r}: give cpu or gpu")
-    if find_spec("sglang") is None:
-        raise MissingExtraError("sglang", f"launching servers of --profile {asked.launched_profile}")
+    require_installed("sglang", "sglang", f"launching servers of --profile {asked.launched_profile}")
     return engines[asked.launched_profile](asked.folder, sizes, asked.flags)
 
 

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from kvflow.errors import KVFlowError, MissingExtraError
+from kvflow.errors import KVFlowError, require_installed
 
 if TYPE_CHECKING:
     from kvflow.sim.workload import Workload
@@ -53,8 +52,8 @@ def check_folders(*paths: Path | None) -> None:
 
 def check_report(html: Path | None) -> None:
     """Refuse an HTML report that could not be made, before the work is done."""
-    if html is not None and find_spec("jinja2") is None:
-        raise MissingExtraError("report", "the HTML report")
+    if html is not None:
+        require_installed("jinja2", "report", "the HTML report")
 
 
 def check_made(folder: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from kvflow.cli.reading import told_as_usage
-from kvflow.errors import MissingExtraError
+from kvflow.errors import require_installed
 
 
 def serve(
@@ -36,8 +35,7 @@ def serve(
     Example: kvflow serve meta-llama/Llama-3.1-8B-Instruct -- --enable-hierarchical-cache --hicache-ratio 2
     """
     with told_as_usage():
-        if find_spec("sglang") is None:
-            raise MissingExtraError("sglang", "kvflow serve")
+        require_installed("sglang", "sglang", "kvflow serve")
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--enable-kvflow"]
     environment = dict(os.environ)
     if policy:

@@ -146,12 +146,9 @@ def _server(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    from importlib.util import find_spec
+    from kvflow.errors import require_installed
 
-    from kvflow.errors import MissingExtraError
-
-    if find_spec("sglang") is None:
-        raise MissingExtraError("sglang", "measuring the CPU engine")
+    require_installed("sglang", "sglang", "measuring the CPU engine")
     from kvflow.patches.cpu.launch import launch_server
     from kvflow.patches.cpu.model import build_model
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from kvflow.demo.compare import compare, differing_calls, identical_tokens
 from kvflow.demo.corpus import source_files, trace_documents
 from kvflow.demo.measure import REQUEST_TIMEOUT_S, MeasuredModel, RoundRecord
 from kvflow.demo.program import GRAPH, Review
-from kvflow.errors import MissingExtraError, ServerUnavailableError
+from kvflow.errors import ServerUnavailableError, require_installed
 from kvflow.graph import to_dict
 from kvflow.patches.cpu.publish import SETTLED_S
 from kvflow.replay.preparing import flush
@@ -69,12 +68,11 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
         arms, comparison and settings; the caller adds where and when it was run.
 
     Raises:
-        MissingExtraError: SGLang is not installed.
+        require_installed: SGLang is not installed.
         ServerUnavailableError: a server died, or an arm is not what it should be.
         ConfigError: the trace cannot be used.
     """
-    if find_spec("sglang") is None:
-        raise MissingExtraError("sglang", "the demonstration")
+    require_installed("sglang", "sglang", "the demonstration")
     from kvflow.patches.cpu.launch import start_server
     from kvflow.patches.cpu.model import build_model
 

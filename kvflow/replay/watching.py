@@ -114,9 +114,12 @@ async def _watch(running: Running, client: httpx.AsyncClient, seen: Round, died_
 
 def _cpu_s(running: Running) -> float | None:
     """Processor time a server has taken so far; None where its processes cannot be seen."""
-    if running.process is None:
-        return None
-    return _summed(running.process.process.pid, lambda process: sum(process.cpu_times()[:2]))
+    return cpu_s(running.process.process.pid) if running.process is not None else None
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time, in seconds, that a process and all below it have taken so far."""
+    return _summed(pid, lambda process: sum(process.cpu_times()[:2]))
 
 
 def _summed(pid: int, measure: Callable[[Any], float]) -> float:

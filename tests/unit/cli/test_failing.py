@@ -81,7 +81,7 @@ def test_what_is_needed_and_not_installed_is_a_finding(monkeypatch: pytest.Monke
 
 
 def test_a_server_without_sglang_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvflow.cli.serve.find_spec", lambda name: None)
+    monkeypatch.setattr("kvflow.errors.find_spec", lambda name: None)
     monkeypatch.setattr(os, "execve", pytest.fail)
     result = run("serve", "some/model")
     assert result.exit_code == 2
@@ -92,7 +92,7 @@ def test_a_server_without_sglang_is_refused_with_what_to_install(monkeypatch: py
 def test_a_report_that_could_not_be_made_is_refused_before_the_work(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvflow.cli.reading.find_spec", lambda name: None)
+    monkeypatch.setattr("kvflow.errors.find_spec", lambda name: None)
     trace = tmp_path / "fan.jsonl"
     assert run("trace", "synth", "fan", trace).exit_code == 0
     result = run(command, trace, "--html", tmp_path / "report.html")

@@ -53,7 +53,7 @@ def plan(
 
 
 def test_what_a_profile_lacks_to_launch_its_servers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvflow.cli.planning.find_spec", lambda _: None)
+    monkeypatch.setattr("kvflow.errors.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"--profile cpu needs an optional package: .*\[sglang\]"):
         plan(tmp_path, workload(64))
 
