@@ -2,6 +2,7 @@
 
 Usage: python bench/replay_tables.py          print them, of the files that the page names
        python bench/replay_tables.py --write  put them into the page
+       python bench/replay_tables.py --again  say how rounds of two servers of one kind differ, of all result files
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvflow.replay.metrics import difference
+from kvflow.replay.metrics import Difference, difference
 
 PAGE = Path(__file__).parent / "README.md"
 BLOCK = re.compile(r"<!-- replays: (.*?) -->\n(.*?)<!-- end -->", re.S)
@@ -119,9 +121,31 @@ def _amount(value: float, key: str) -> str:
     return f"{value:.1f} s" if key.endswith("_s") else f"{value:,.0f}"
 
 
+def again() -> str:
+    """How far apart rounds of servers of one kind are, and how many intervals leave out that they are alike."""
+    found = [each for path in sorted((PAGE.parent / "results").glob("replay-*.json")) for each in _again(path)]
+    apart = sum(not each.ratio_low <= 1 <= each.ratio_high for each in found)
+    ratios = [each.ratio for each in found]
+    return f"{len(found)} rounds, {apart} with an interval without 1; {min(ratios):.2f}x to {max(ratios):.2f}x"
+
+
+def _again(path: Path) -> Iterator[Difference]:
+    for load in json.loads(path.read_text())["loads"]:
+        arms = {arm["name"]: arm for arm in load["arms"]}
+        for name in (name for name in arms if "again" in name):
+            like = arms["kvflow"] if "--enable-kvflow" in arms[name]["flags"] else load["arms"][0]
+            both = (like["workflows"], arms[name]["workflows"])
+            one, other = ({each["round"]: each["completion_s"] for each in rounds} for rounds in both)
+            found = (difference({index: one[index]}, {index: other[index]}) for index in one if index in other)
+            yield from filter(None, found)
+
+
 def main(arguments: list[str]) -> None:
     """Print the tables, or write them."""
     page = PAGE.read_text()
+    if "--again" in arguments:
+        print(again())
+        return
     if "--write" in arguments:
         PAGE.write_text(BLOCK.sub(lambda m: f"<!-- replays: {m[1]} -->\n{render(m[1].split())}<!-- end -->", page))
         return

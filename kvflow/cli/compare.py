@@ -41,7 +41,8 @@ def compare(
     Example: kvflow compare main.json branch.json
     """
     from kvflow.replay.compare import changes, surroundings
-    from kvflow.replay.metrics import LEAST_PAIRS, LEAST_ROUNDS
+    from kvflow.replay.metrics import LEAST_PAIRS
+    from kvflow.sim.summary import LEAST_ROUNDS
 
     try:
         documents = _read(before), _read(after)

@@ -27,14 +27,11 @@ def annotated_yaml(model: type[BaseModel], depth: int = 0) -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from annotated_yaml(field.annotation, depth + 1)
             continue
-        choices = [str(choice) for choice in get_args(field.annotation)] if _is_choice(field.annotation) else []
-        told = f"{field.description or ''} One of: {', '.join(choices)}." if choices else field.description or ""
+        told = field.description or ""
+        if get_origin(field.annotation) is Literal:
+            told += f" One of: {', '.join(map(str, get_args(field.annotation)))}."
         yield from wrap(told, 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         yield f"{indent}{name}: {_scalar(field.default)}"
-
-
-def _is_choice(annotation: Any) -> bool:
-    return get_origin(annotation) is Literal
 
 
 def _scalar(value: Any) -> str:

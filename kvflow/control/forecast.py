@@ -46,7 +46,7 @@ class Forecaster:
     endings: Endings = field(default_factory=Endings)
     queue_s: float = 0.0
     reload_s: float = 0.0
-    _tell_ends: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _hears_ends: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def waited(self, queue_s: float, reload_s: float) -> None:
         """Learn what one request whose context was gone had to wait for."""
@@ -59,16 +59,16 @@ class Forecaster:
         eta = self.survival.eta(workflow.workflow_type)
         return continuum_ttl(durations, queue_s=self.queue_s, eta=eta, reload_s=self.reload_s)
 
-    def tell_ends(self, workflow: Workflow) -> None:
+    def hear_end(self, workflow: Workflow) -> None:
         """A client says that a tool has ended: those of the type do."""
-        self._tell_ends[workflow.workflow_type] = None
-        self._tell_ends.move_to_end(workflow.workflow_type)
-        if len(self._tell_ends) > _MOST_TYPES:
-            self._tell_ends.popitem(last=False)
+        self._hears_ends[workflow.workflow_type] = None
+        self._hears_ends.move_to_end(workflow.workflow_type)
+        if len(self._hears_ends) > _MOST_TYPES:
+            self._hears_ends.popitem(last=False)
 
-    def ends_told(self, workflow: Workflow) -> bool:
+    def hears_ends(self, workflow: Workflow) -> bool:
         """Whether clients of the type say when tools end."""
-        return workflow.workflow_type in self._tell_ends
+        return workflow.workflow_type in self._hears_ends
 
     def tools_ended(
         self, workflow: Workflow, waits: Iterable[ToolWait], now_s: float, took_s: float | None = None

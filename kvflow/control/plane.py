@@ -183,7 +183,7 @@ class ControlPlane:
         workflow.tenant = workflow.tenant or fact.tenant
         self._workflows.touch(workflow, self._clock())
         known_step, over_s = workflow.latest, workflow.ended_s
-        ends_told = self.forecaster.ends_told(workflow)
+        ends_told = self.forecaster.hears_ends(workflow)
         step_id, answered = workflow.start(fact.agent, fact.step_id, ends_told=ends_told)
         workflow.began(fact.agent, step_id, self._clock())
         workflow.final = (fact.agent, step_id) if fact.final else workflow.final
@@ -288,7 +288,7 @@ class ControlPlane:
     ) -> tuple[Status, str]:
         wait = workflow.waits.pop(key, None)
         workflow.pins.pop(key, None)
-        self.forecaster.tell_ends(workflow)
+        self.forecaster.hear_end(workflow)
         if wait is None and took_s is not None:
             self.forecaster.tools_ended(workflow, [told], self._clock(), took_s)
         if wait is None:

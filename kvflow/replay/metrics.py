@@ -12,14 +12,11 @@ from typing import Any
 
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 from kvflow.sim.measures import quantile, spread
-from kvflow.sim.summary import estimate
+from kvflow.sim.summary import LEAST_ROUNDS, estimate
 
 RESAMPLES = 2000
 LEAST_PAIRS = 6
 """Of fewer, all go the same way by chance in more than one case of twenty (sign test, two-sided)."""
-LEAST_ROUNDS = 3
-"""Of fewer nothing is known of how rounds differ, and two servers of one kind differ in a round by more than its
-programs tell."""
 _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 PAIRED = ("completion_s", "run_s", "ttft_s", "latency_s")
 """Measured for each workflow, or its calls on average (each workflow counts alike, however many calls it makes)."""
@@ -147,14 +144,12 @@ def difference(base: Values, arm: Values, seed: int = 0) -> Difference | None:
         means.append(after - before)
         ratios.append(after / before)
     of_rounds = [(fmean(a for a, _ in stratum), fmean(b for _, b in stratum)) for stratum in strata]
-    by_rounds = estimate([log(after / before) for before, after in of_rounds])
-    by_rounds_s = estimate([after - before for before, after in of_rounds])
-    low, high = _interval(ratios, exp(by_rounds.low or 0.0), exp(by_rounds.high or 0.0), len(strata))
-    low_s, high_s = _interval(means, by_rounds_s.low or 0.0, by_rounds_s.high or 0.0, len(strata))
+    low, high = _interval(list(map(log, ratios)), [log(after / before) for before, after in of_rounds])
+    low_s, high_s = _interval(means, [after - before for before, after in of_rounds])
     return Difference(
         ratio=fmean(b for _, b in pairs) / fmean(a for a, _ in pairs),
-        ratio_low=low,
-        ratio_high=high,
+        ratio_low=exp(low),
+        ratio_high=exp(high),
         mean_s=fmean(b - a for a, b in pairs),
         low_s=low_s,
         high_s=high_s,
@@ -164,11 +159,14 @@ def difference(base: Values, arm: Values, seed: int = 0) -> Difference | None:
     )
 
 
-def _interval(resampled: Sequence[float], low: float, high: float, rounds: int) -> tuple[float, float]:
+def _interval(resampled: Sequence[float], of_rounds: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of what was resampled, as wide at least as that of the rounds if there are enough of them."""
     ordered = sorted(resampled)
-    found = quantile(ordered, 0.025), quantile(ordered, 0.975)
-    return found if rounds < LEAST_ROUNDS else (min(found[0], low), max(found[1], high))
+    low, high = quantile(ordered, 0.025), quantile(ordered, 0.975)
+    rounds = estimate(of_rounds)
+    if len(of_rounds) < LEAST_ROUNDS or rounds.low is None or rounds.high is None:
+        return low, high
+    return min(low, rounds.low), max(high, rounds.high)
 
 
 def _workflows(seen: Round, value: Callable[[WorkflowRecord], float]) -> dict[str, float]:

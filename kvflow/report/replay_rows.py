@@ -9,9 +9,8 @@ from kvflow.report.amounts import NOTHING, amounts, factor
 from kvflow.report.replay_record import Against, LoadRecord, ReplayRecord
 from kvflow.report.simulation_rows import Cell, Row
 from kvflow.report.verdict import Verdict
+from kvflow.sim.summary import LEAST_ROUNDS
 
-_ENOUGH_ROUNDS = 3
-"""Of fewer nothing is called better or worse."""
 _FEW_PAIRS = 8
 """An interval drawn from fewer is not much more than their range."""
 MEASURES = (
@@ -154,7 +153,7 @@ def _doubts(load: LoadRecord) -> Iterator[str]:
     pairs = _fewest_pairs(load)
     if pairs < _FEW_PAIRS:
         yield f"intervals are of {pairs} programs, and hardly more than their range."
-    if load.rounds < _ENOUGH_ROUNDS:
+    if load.rounds < LEAST_ROUNDS:
         many = "was one round only, so nothing is" if load.rounds < 2 else "were two rounds only, so little is"
         yield f"there {many} known of what differs between rounds, and intervals, which are of programs, too narrow."
 

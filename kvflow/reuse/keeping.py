@@ -71,7 +71,7 @@ def _kept(parts: Iterable[KV], tokens: int) -> KV:
     for part in parts:
         if whole is None:
             whole = KV(_host_memory(part.keys, tokens), _host_memory(part.values, tokens))
-        whole.span(start, start + len(part)).copy(part)
+        whole.span(start, start + len(part)).copy_(part)
         start += len(part)
     assert whole is not None, "texts have tokens"
     return whole

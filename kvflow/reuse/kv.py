@@ -54,11 +54,11 @@ class KV:
         if self.keys.device.type == device.type:
             return self
         there = KV(torch.empty_like(self.keys, device=device), torch.empty_like(self.values, device=device))
-        there.copy(self)
+        there.copy_(self)
         return there
 
-    def copy(self, other: KV) -> None:
-        """Take the KV of as many other tokens.
+    def copy_(self, other: KV) -> None:
+        """Take the KV of as many other tokens, in place as in PyTorch.
 
         Layer by layer where these lie among more: as a whole they would go between pinned memory and a GPU by way of
         memory that is not. What goes to a GPU is not waited for.

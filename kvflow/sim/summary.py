@@ -33,6 +33,10 @@ class Estimate:
     n: int = 1
 
 
+LEAST_ROUNDS = 3
+"""Of fewer nothing is known of how they differ: the interval of two is thirteen standard errors to either side."""
+
+
 def t_95(freedom: int) -> float:
     """Quantile 0.975 of Student's t distribution: what a standard error is multiplied by for a 95 % interval.
 
