@@ -75,16 +75,13 @@ class Checks:
         common = {"input_ids": prompt.tokens.tolist() + answer[:looked], "cache_salt": req.cache_salt}
         spliced = {
             "check": (key, SPLICED),
-            "slots": [
-                (slot.start, slot.end, slot.name)
-                for slot in prompt.slots
-                if (prompt.workflow_type, slot.name) in judged
-            ],
+            "slots": [(slot.start, slot.end, slot.name) for slot in prompt.slots if prompt.key(slot) in judged],
             "mode": mode,
             "exact_tokens": plan.exact_tokens if plan.spliced else 0,  # no more is put in than was
             "namespace": prompt.namespace,
             "workflow_type": prompt.workflow_type,
             "agent": prompt.agent,
+            "workflow_id": prompt.workflow_id,
         }
         exact = {"check": (key, _EXACT), "slots": []}
         self._under_way[key] = _Check(

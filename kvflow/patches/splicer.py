@@ -133,13 +133,18 @@ class Splicer:
             self._guard.run(self._show, req, state.prompt, state.plan, up_to, default=None)
         if req.finished() and "check" in state.asked:
             for slot in self._guard.run(self.checks.finished, tuple(state.asked["check"]), default=[]):
-                logger.warning("kvflow: reuse of %s in %s changes answers too much: computed from now on", *slot[::-1])
+                logger.warning("kvflow: reuse of %s in %s changes answers too much: computed from now on", *slot[:0:-1])
                 self.reuse.distrust(slot)
+
+    def clear(self) -> None:
+        """Forget all texts, and checks of which one half has been computed: the model's weights may have changed."""
+        self.reuse.clear()
+        self.checks.clear()
 
     def feedback(self, workflow_id: str, outcome: float) -> None:
         """An application says what came of a workflow, from 0 to 1."""
         for slot in self._guard.run(self.reuse.feedback, workflow_id, outcome, default=[]):
-            logger.warning("kvflow: reuse of %s in %s makes outcomes worse: computed from now on", *slot[::-1])
+            logger.warning("kvflow: reuse of %s in %s makes outcomes worse: computed from now on", *slot[:0:-1])
 
     def stats(self) -> dict[str, Any]:
         """What has happened, for ``/kvflow/v1/stats``."""
@@ -150,11 +155,12 @@ class Splicer:
             "repaired_tokens": self._splicing.repaired_tokens,
             "refused": dict(self.refused),
             "texts": len(reuse.segments),
+            "conversations": len(reuse.conversations),
             "anchors": len(anchors),
             "anchor_bytes": sum(anchor.nbytes for anchor in anchors),
             "checks": self.checks.compared,
             "checks_under_way": self.checks.under_way,
-            "gate": reuse.report(),
+            "gate": [{"tenant": _tenant(row.pop("namespace")), **row} for row in reuse.report()],
             "held_bytes": reuse.memory.used_bytes,
             "dropped": reuse.memory.dropped,
         }
@@ -264,7 +270,7 @@ class Splicer:
             slots=tuple(slot for slot in slots if slot.start < slot.end),
             method=self._method(asked.get("mode") or self._settings.mode),
             trial="check" in asked,
-            workflow_id=claim.workflow_id if claim else "",
+            workflow_id=asked.get("workflow_id", claim.workflow_id if claim else ""),
             program_id=(claim.program_id or "") if claim else "",
         )
 
@@ -289,13 +295,18 @@ class Splicer:
                 self.checks.begin(req, prompt, plan, state.asked.get("mode"))
             up_to = min(up_to, len(req.origin_input_ids) + len(req.output_ids) - 1)  # the last one's may be on its way
             tokens = torch.tensor(list(req.full_untruncated_fill_ids[:up_to]), dtype=torch.int64)
-            self.reuse.answered(prompt, tokens, not plan.spliced, read)
+            self.reuse.answered(prompt, plan, tokens, read)
 
 
 def _note_put(batch: Any, spliced: Sequence[Spliced | None]) -> None:
     for req, one in zip(batch.reqs, spliced, strict=True):
         if one is not None:
             req._kvflow_splice.put = True
+
+
+def _tenant(namespace: object) -> str:
+    """Whose a namespace is; the rest of it is nobody else's business."""
+    return str(json.loads(str(namespace))[0])
 
 
 def _replica() -> int | None:

@@ -35,7 +35,7 @@ class Spliced:
     """A chunk of one prompt into which KV has been put.
 
     Attributes:
-        put: of the layer by which repair goes, one for each graft; empty without repair.
+        put: of the layer by which repair goes, one for each graft from elsewhere; empty without repair.
         repair_share: of the tokens put in.
         trial: nobody waits for it.
     """
@@ -81,14 +81,14 @@ class Splicing:
             repair_share: of the tokens.
             trial: nobody waits for it, so that it is not counted.
         """
-        tokens = sum(graft.end - graft.start for graft in chunk.grafts)
+        tokens = sum(graft.end - graft.start for graft in chunk.corrected)
         repairs = self._by_layers and budget_tokens(repair_share, tokens) > 0
         layer = slice(self._layer, self._layer + 1)
         put: list[KV] = []
         for graft in chunk.grafts:
             for part in graft.portions():
                 self.pool.write(row, part.start, fill(part))
-            if repairs:
+            if repairs and not graft.as_it_was:
                 put.append(self.pool.read(row, graft.start, graft.end, layer))
         return Spliced(chunk=chunk, put=tuple(put), repair_share=repair_share if repairs else 0.0, trial=trial)
 
@@ -145,16 +145,16 @@ class Splicing:
         return int(ends[0]) == -int(ends[1])
 
     def _repairs(self, batch: Any, asked: dict[int, Spliced], chunks: list[Chunk | None]) -> Repairs:
-        """Compute the first layers from the first graft on, and choose tokens for which the others are computed, too.
+        """Compute the first layers from the first corrected graft on, and choose tokens that are computed through all.
 
-        What stands before the first graft has to be there by then: it is computed, and taken out of ``chunks``.
+        What stands before it has to be there by then: it is computed, and taken out of ``chunks``.
         """
         leads: list[rows.Run] = []
         for row, one in asked.items():
             lead, chunks[row] = one.chunk.led()
             leads += [(row, *run) for run in lead]
         rows.compute(batch, self._runner, leads)
-        runs = [(row, one.chunk.grafts[0].start, one.chunk.rest) for row, one in asked.items()]
+        runs = [(row, one.chunk.corrected[0].start, one.chunk.rest) for row, one in asked.items()]
         try:
             rows.compute(batch, self._runner, runs, layers=self._layer + 1)
         except (AttributeError, NotImplementedError, TypeError) as error:  # on every rank alike
@@ -164,7 +164,7 @@ class Splicing:
         total = self.total(torch.cat(measured))
         repairs: Repairs = {}
         for (row, one), deviation in zip(asked.items(), total.split([len(part) for part in measured]), strict=True):
-            repairs[row] = chosen(one.chunk.grafts, deviation, one.repair_share)
+            repairs[row] = chosen(one.chunk.corrected, deviation, one.repair_share)
             if not one.trial:
                 self.repaired_tokens += sum(end - start for start, end in chain.from_iterable(repairs[row]))
         return repairs
@@ -183,7 +183,7 @@ class Splicing:
         def of(graft: Graft, put: KV) -> torch.Tensor:
             return deviations(put, self.pool.read(row, graft.start, graft.end, layer))
 
-        return torch.cat([of(*pair) for pair in zip(spliced.chunk.grafts, spliced.put, strict=True)])
+        return torch.cat([of(*pair) for pair in zip(spliced.chunk.corrected, spliced.put, strict=True)])
 
 
 def _paged_attention(runner: Any) -> Any | None:

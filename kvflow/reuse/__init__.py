@@ -3,12 +3,12 @@
 Tensors only; knows nothing of SGLang.
 """
 
-from kvflow.reuse.gate import Difference, QualityGate, SlotKey
+from kvflow.reuse.gate import Difference, QualityGate
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.outcomes import Outcomes
 from kvflow.reuse.plan import Plan
-from kvflow.reuse.prompt import Method, Mode, Prompt, Slot
+from kvflow.reuse.prompt import Method, Mode, Prompt, Slot, SlotKey
 from kvflow.reuse.repair import budget_tokens, chosen, deviations, joined
 from kvflow.reuse.reuse import Reuse
 from kvflow.reuse.rotation import Rotary, Rotation, rotate, rotate_exactly

@@ -16,6 +16,8 @@ from enum import StrEnum
 
 import torch
 
+from kvflow.reuse.prompt import SlotKey
+
 _JUDGED = 20
 """Checks a verdict on agreement looks back on."""
 _DIVERGED = 8
@@ -25,6 +27,10 @@ _LEAST = 3
 _WATCHED = 6
 """Uses of a slot that are all checked before checks are a sample: at first, when it opens again, and after one that
 disagrees."""
+_MOST_KL = 2.5
+"""What one check counts at most, of the mean that is accepted: of the fewest checks one alone closes nothing."""
+_WORST_KL = 1e3
+"""Of distributions that cannot be compared."""
 _TIE = math.log(2)
 """Tokens whose logarithmic probabilities differ by less may change places."""
 _ROUNDING = 1e-9
@@ -36,10 +42,6 @@ _SLOTS = 4096
 _REST = 32
 _MAX_REST = 1024
 """Prompts for which a slot stays closed: at first, and at most."""
-
-
-SlotKey = tuple[str, str]
-"""Workflow type, and name of the slot."""
 
 
 class Door(StrEnum):
@@ -67,8 +69,10 @@ class Difference:
     def between(cls, exact: torch.Tensor, spliced: torch.Tensor) -> Difference:
         """Compare two rows of logits, [vocabulary] each."""
         exact, spliced = torch.log_softmax(exact.double(), 0), torch.log_softmax(spliced.double(), 0)
-        kl = torch.nn.functional.kl_div(spliced, exact, reduction="sum", log_target=True)
-        return cls(agrees=bool(exact[spliced.argmax()] >= exact.max() - _TIE), kl=float(kl))
+        kl = float(torch.nn.functional.kl_div(spliced, exact, reduction="sum", log_target=True))
+        if not math.isfinite(kl):  # logits that are not, or tokens that one of both excludes
+            return cls(agrees=False, kl=_WORST_KL)
+        return cls(agrees=bool(exact[spliced.argmax()] >= exact.max() - _TIE), kl=kl)
 
 
 @dataclass(slots=True)
@@ -85,7 +89,7 @@ class _Record:
 
 
 class QualityGate:
-    """The doors of all slots, by (workflow type, slot). Decides by counting, so that ranks decide alike.
+    """The doors of all slots. Decides by counting, so that ranks decide alike.
 
     Args:
         agreement: share of checks that have to agree; a single one that does not closes no open slot.
@@ -108,6 +112,15 @@ class QualityGate:
             record.door = Door.TRIAL
             record.checks.clear()
         return record.door
+
+    def lets_in(self, slot: SlotKey) -> bool:
+        """Whether what has been put in before may be put in again; this is no prompt, and changes nothing."""
+        record = self._records.get(slot)
+        return record is None or record.door is Door.OPEN
+
+    def rest(self, slot: SlotKey) -> int:
+        """For how many prompts a slot stays closed if it is now."""
+        return self._record(slot).rest
 
     def samples(self, slots: Iterable[SlotKey]) -> bool:
         """Count a prompt that was or could be spliced in these slots; whether it is to be checked for one of them."""
@@ -175,7 +188,9 @@ class QualityGate:
     def _passes(self, checks: list[Difference]) -> bool:
         recent = checks[-_DIVERGED:]
         disagreements = sum(not check.agrees for check in checks)
-        return disagreements <= self._disagreements and sum(check.kl for check in recent) / len(recent) <= self._kl
+        most = _MOST_KL * self._kl or _WORST_KL
+        kl = sum(min(check.kl, most) for check in recent) / len(recent)
+        return disagreements <= self._disagreements and kl <= self._kl
 
     def _close(self, record: _Record) -> bool:
         if record.door is Door.TRIAL:

@@ -29,6 +29,10 @@ class Keeper:
         self._corrector = corrector
         self._sketcher = Sketcher()
 
+    def kv(self, start: int, end: int, read: Read) -> KV:
+        """KV of tokens [start, end) as it is."""
+        return _kept((read(*portion) for portion in portions(start, end)), end - start)
+
     def text(self, start: int, end: int, read: Read) -> tuple[KV, torch.Tensor]:
         """KV of tokens [start, end) as it is, and the sketch of its values, [tokens, dim]."""
         sketches: list[torch.Tensor] = []

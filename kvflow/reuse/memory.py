@@ -28,6 +28,13 @@ class HostMemory:
         """Whether an entry of this size is not larger than the bound."""
         return nbytes <= self.max_bytes
 
+    def fits(self, nbytes: int) -> bool:
+        """Make room for so much; false if there may never be any, so that not even a copy is made."""
+        if not self.ever_holds(nbytes):
+            return False
+        self.make_room(nbytes)
+        return True
+
     def hold(self, key: Hashable, nbytes: int, drop: Callable[[], None]) -> bool:
         """Make room for an entry and take note of it; false if it is larger than the bound.
 
@@ -36,9 +43,8 @@ class HostMemory:
             nbytes: what it holds.
             drop: called when it has to go.
         """
-        if not self.ever_holds(nbytes):
+        if not self.fits(nbytes):
             return False
-        self.make_room(nbytes)
         self._entries[key] = (nbytes, drop)
         self.used_bytes += nbytes
         return True

@@ -14,7 +14,7 @@ from statistics import fmean, variance
 from typing import TypeVar
 from zlib import crc32
 
-from kvflow.reuse.gate import SlotKey
+from kvflow.reuse.prompt import SlotKey
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -83,7 +83,7 @@ class Outcomes:
         pending = self._pending.pop(workflow_id, {})
         spliced = any(pending.values())
         for slot, put_in in pending.items():
-            _latest(self._reporting, slot[0], None)
+            _latest(self._reporting, slot[1], None)
             if spliced and not put_in:
                 continue
             record = _latest(self._records, slot, _Record())

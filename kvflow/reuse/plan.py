@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kvflow.reuse.gate import SlotKey
-from kvflow.reuse.prompt import Slot
+from kvflow.reuse.prompt import Slot, SlotKey
 from kvflow.reuse.segments import Match, Origin
 from kvflow.reuse.splice import Graft
 
@@ -47,6 +46,7 @@ class Plan:
 
     Attributes:
         exact_tokens: KV from here on depends on what was put in.
+        continued_tokens: where what was put in as a turn before had it ends; 0 if nothing was.
         missing: where in slots texts are that are not at hand, as [start, end).
         slots: whose texts are put in.
         check: slots for whose sake the prompt is to be computed again, spliced and exactly.
@@ -59,6 +59,7 @@ class Plan:
     slots: tuple[SlotKey, ...] = ()
     check: tuple[SlotKey, ...] = ()
     spliced: bool = False
+    continued_tokens: int = 0
     grafts: tuple[Graft, ...] = ()
     lessons: tuple[Lesson, ...] = ()
     missing: tuple[tuple[int, int], ...] = ()
@@ -77,7 +78,8 @@ class Counters:
         prompts: that asked for reuse.
         spliced: those into which something was put; copies made for checks apart, as in ``grafted_tokens``.
         slot_tokens: tokens of their slots that were not cached.
-        grafted_tokens: tokens put in.
+        grafted_tokens: tokens put in ...
+        continued_tokens: ... and those of which that was done in a turn before, so that they were put in as they were.
         learned: anchors added.
         segments: texts remembered.
         dense: slots computed although their text was at hand, by reason.
@@ -87,6 +89,7 @@ class Counters:
     spliced: int = 0
     slot_tokens: int = 0
     grafted_tokens: int = 0
+    continued_tokens: int = 0
     learned: int = 0
     segments: int = 0
     dense: dict[str, int] = field(default_factory=dict)

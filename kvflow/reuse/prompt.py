@@ -48,6 +48,10 @@ class Slot:
     name: str
 
 
+SlotKey = tuple[str, str, str]
+"""Namespace, workflow type, and name of a slot: what is judged together."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
     """A request that asks for reuse.
@@ -70,3 +74,7 @@ class Prompt:
     trial: bool = False
     workflow_id: str = ""
     program_id: str = ""
+
+    def key(self, slot: Slot) -> SlotKey:
+        """By which one of its slots is judged."""
+        return (self.namespace, self.workflow_type, slot.name)

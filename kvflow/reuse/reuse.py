@@ -13,16 +13,18 @@ from dataclasses import replace
 import torch
 
 from kvflow.reuse.anchors import Anchor, AnchorPool, Weighing
+from kvflow.reuse.conversations import Continued, Conversations
 from kvflow.reuse.correct import Corrector
-from kvflow.reuse.gate import Door, QualityGate, SlotKey
+from kvflow.reuse.gate import Door, QualityGate
 from kvflow.reuse.keeping import Keeper, Read
 from kvflow.reuse.kv import KV
 from kvflow.reuse.memory import HostMemory
 from kvflow.reuse.outcomes import Outcomes
 from kvflow.reuse.plan import Counters, Found, Lesson, Plan, PoolKey
-from kvflow.reuse.prompt import Mode, Prompt, Slot
+from kvflow.reuse.prompt import Mode, Prompt, Slot, SlotKey
 from kvflow.reuse.repair import without_first
 from kvflow.reuse.rotation import Rotary
+from kvflow.reuse.runs import following, plain, slots_of, tokens_of, worth_remembering
 from kvflow.reuse.segments import SHARED_TOKENS, Match, Origin, Segment, SegmentStore
 from kvflow.reuse.splice import Graft
 
@@ -62,6 +64,7 @@ class Reuse:
         self._corrector = Corrector(rotary)
         self._keeper = Keeper(self._corrector)
         self._min_tokens = max(min_tokens, SHARED_TOKENS)
+        self.conversations = Conversations(memory, self._keeper, self._min_tokens)
         self._anchors = anchors
         self._entropy = entropy
         self._total = total
@@ -74,25 +77,31 @@ class Reuse:
             cached_tokens: at its start, found in the prefix cache: exact, and not touched.
         """
         self.counters.prompts += not prompt.trial
-        found = {slot: self._matches(prompt, slot, cached_tokens) for slot in prompt.slots}
+        continued = self.conversations.continued(prompt, cached_tokens)
+        if continued is not None and not all(map(self.gate.lets_in, continued.slots)):
+            continued = None
+        known_tokens = continued.end if continued is not None else cached_tokens
+        slots = [slot for slot in prompt.slots if continued is None or slot.start >= continued.end]
+        found = {slot: self._matches(prompt, slot, known_tokens) for slot in slots}
         doors = self._doors(prompt, found)
-        missing = tuple(gap for slot, matches in found.items() for gap in self._gaps(slot, matches))
+        gaps = [gap for slot, matches in found.items() for gap in self._gaps(slot, matches)]
         grafts, lessons = self._served(prompt, found, doors)
-        plan = Plan(exact_tokens=len(prompt.tokens), lessons=tuple(lessons), missing=missing, reason="")
-        kept = [part for graft in grafts if (part := self._worth(prompt, graft, cached_tokens)) is not None]
-        tried = tuple(key for key in _slots_of(prompt, kept) if doors.get(key) is Door.TRIAL)
-        if tried:
-            plan = replace(plan, check=self._sampled(tried), reason="tried on copies after a rest")
+        plan = Plan(exact_tokens=len(prompt.tokens), lessons=tuple(lessons), reason="")
+        kept = [part for graft in grafts if (part := self._worth(prompt, graft, known_tokens)) is not None]
+        tried = [key for key in slots_of(prompt, kept) if doors.get(key) is Door.TRIAL]
+        if tried:  # one at a time, or one that fails would keep the others closed
+            trial = (min(tried, key=self.gate.rest),)
+            plan = replace(plan, check=self._sampled(trial), reason="tried on copies after a rest")
         elif self._compared(prompt):
             plan = replace(plan, reason="for other workflows to be compared with")
-        elif kept:
-            plan = self._spliced(prompt, plan, kept, cached_tokens)
+        elif kept or (continued is not None and not lessons):
+            plan = self._spliced(prompt, plan, kept, None if lessons else continued, cached_tokens)
         else:
             plan = replace(plan, reason=_why_nothing(doors, grafts, lessons))
-        for workflow_id in dict.fromkeys((prompt.workflow_id, prompt.program_id)):
-            if workflow_id and doors:
-                self.outcomes.served(workflow_id, doors, plan.slots)
-        return plan
+        if not prompt.trial and (plan.spliced or self._compared(prompt)):
+            for workflow_id in filter(None, dict.fromkeys((prompt.workflow_id, prompt.program_id))):
+                self.outcomes.served(workflow_id, {*doors, *plan.slots}, plan.slots)
+        return replace(plan, missing=tuple(worth_remembering(plan, gaps, found)))
 
     def _compared(self, prompt: Prompt) -> bool:
         """Whether a prompt is computed for the sake of outcomes: all of a program, or nothing of it."""
@@ -102,19 +111,26 @@ class Reuse:
     def _sampled(self, slots: tuple[SlotKey, ...]) -> tuple[SlotKey, ...]:
         return slots if self.gate.samples(slots) else ()
 
-    def _spliced(self, prompt: Prompt, plan: Plan, grafts: list[Graft], cached_tokens: int) -> Plan:
-        slots = _slots_of(prompt, grafts)
+    def _spliced(
+        self, prompt: Prompt, plan: Plan, new: list[Graft], continued: Continued | None, cached_tokens: int
+    ) -> Plan:
+        before = continued.grafts if continued is not None else ()
+        slots = slots_of(prompt, new)
+        if continued is not None:
+            slots = tuple(dict.fromkeys((*continued.slots, *slots)))
         if not prompt.trial:
             self.counters.spliced += 1
-            self.counters.grafted_tokens += sum(graft.end - graft.start for graft in grafts)
+            self.counters.grafted_tokens += tokens_of(new)
+            self.counters.continued_tokens += tokens_of(before)
         return replace(
             plan,
-            exact_tokens=max(cached_tokens, grafts[0].start),
+            exact_tokens=max(cached_tokens, (*before, *new)[0].start),
             spliced=True,
-            grafts=tuple(grafts),
+            continued_tokens=continued.end if continued is not None else 0,
+            grafts=(*before, *new),
             slots=slots,
             check=() if prompt.trial else self._sampled(slots),
-            reason=f"{prompt.method.mode}: {len(grafts)} runs",
+            reason=f"{prompt.method.mode}: {len(new)} runs{', and what its last turn had' if before else ''}",
         )
 
     def _served(
@@ -123,9 +139,9 @@ class Reuse:
         """What may be put in for the texts at hand, and what would be learned from those that may not."""
         grafts: list[Graft] = []
         lessons: list[Lesson] = []
-        for index, (slot, matches) in enumerate(found.items()):
-            next_slot = prompt.slots[index + 1].start if index + 1 < len(prompt.slots) else len(prompt.tokens)
-            closed = doors.get((prompt.workflow_type, slot.name)) is Door.CLOSED
+        ends = [*(slot.start for slot in found), len(prompt.tokens)][1:]
+        for (slot, matches), next_slot in zip(found.items(), ends, strict=True):
+            closed = doors.get(prompt.key(slot)) is Door.CLOSED
             for match, after in zip(matches, self._afters(slot, matches, next_slot), strict=True):
                 self._serve(prompt, Found(slot=slot, match=match, after=after, closed=closed), grafts, lessons)
         return grafts, lessons
@@ -141,13 +157,14 @@ class Reuse:
     def report(self) -> list[dict[str, object]]:
         """State of every slot: its door, and what checks and applications say of it."""
         return [
-            {"workflow_type": key[0], "slot": key[1], **state, **self.outcomes.means(key)}
+            {"namespace": key[0], "workflow_type": key[1], "slot": key[2], **state, **self.outcomes.means(key)}
             for key, state in self.gate.report().items()
         ]
 
     def distrust(self, slot: SlotKey) -> None:
         """The quality gate has closed a slot: what its anchors say is forgotten, and learned again."""
-        for key in [key for key in self.pools if (key[1], key[2]) == slot]:
+        self.conversations.distrust(slot)
+        for key in [key for key in self.pools if key[:3] == slot]:
             for anchor in self.pools.pop(key).anchors:
                 self.memory.release(anchor)
 
@@ -170,24 +187,26 @@ class Reuse:
         for lesson in plan.lessons:
             self._learn(prompt, lesson, read)
 
-    def answered(self, prompt: Prompt, tokens: torch.Tensor, exact: bool, read: Read) -> None:
-        """Remember an answer by the KV that decoding left behind.
+    def answered(self, prompt: Prompt, plan: Plan, tokens: torch.Tensor, read: Read) -> None:
+        """Remember an answer by the KV that decoding left behind, and the conversation for its next turn.
 
         Source: RelayCaching (arXiv 2603.13289): the upstream agent's decode-phase KV serves downstream prompts.
 
         Args:
             prompt: whose answer it is.
+            plan: what became of it.
             tokens: [n] int64, prompt and answer as far as there is KV.
-            exact: whether nothing was put into the prompt.
             read: their KV.
         """
         start = len(prompt.tokens)
         if len(tokens) - start >= self._min_tokens:
-            self._remember(prompt, start, len(tokens), "answer", exact, read, tokens)
+            self._remember(prompt, start, len(tokens), "answer", not plan.spliced, read, tokens)
+        self.conversations.answered(prompt, plan, tokens, read)
 
     def clear(self) -> None:
         """Forget everything: the model's weights may have changed."""
         self.segments.clear()
+        self.conversations.clear()
         self.pools.clear()
         self.memory.clear()
 
@@ -211,7 +230,7 @@ class Reuse:
 
     def _doors(self, prompt: Prompt, found: dict[Slot, list[Match]]) -> dict[SlotKey, Door]:
         """What the quality gate says to each slot whose text is at hand."""
-        names = dict.fromkeys((prompt.workflow_type, slot.name) for slot, matches in found.items() if matches)
+        names = dict.fromkeys(prompt.key(slot) for slot, matches in found.items() if matches)
         return {} if prompt.trial else {key: self.gate.door(key) for key in names}
 
     def _serve(self, prompt: Prompt, found: Found, grafts: list[Graft], lessons: list[Lesson]) -> None:
@@ -222,9 +241,9 @@ class Reuse:
         match, slot = found.match, found.slot
         if prompt.method.mode is not Mode.KVCOMM:
             if not found.closed:
-                grafts.append(_plain(match))
+                grafts.append(plain(match))
             return
-        key = (prompt.namespace, prompt.workflow_type, slot.name, prompt.agent, match.segment.origin)
+        key = (*prompt.key(slot), prompt.agent, match.segment.origin)
         pool = self.pools.get(key)
         place = match.start - slot.start
         weighing = Weighing(reason="closed by the quality gate" if found.closed else "few anchors")
@@ -238,8 +257,8 @@ class Reuse:
             lessons.append(Lesson(pool=key, found=found, reason=weighing.reason))
             return
         anchors = weighing.anchors
-        grafts.append(replace(_plain(match), anchors=anchors, place=place))
-        grafts += _following(prompt, match.end, found.after, anchors)
+        grafts.append(replace(plain(match), anchors=anchors, place=place))
+        grafts += following(prompt, match.end, found.after, anchors)
 
     def _weigh(self, pool: AnchorPool, match: Match, place: int) -> Weighing:
         tokens = match.end - match.start
@@ -289,34 +308,35 @@ class Reuse:
         return any((match.start, match.end) == (start, end) and match.segment.exact >= exact for match in matches)
 
     def _fits(self, start: int, end: int, read: Read) -> bool:
-        """Make room for the KV of these tokens; false if there may never be any, so that not even a copy is made."""
-        nbytes = read(start, start + 1).bytes_of(end - start)
-        if not self.memory.ever_holds(nbytes):
-            return False
-        self.memory.make_room(nbytes)
-        return True
+        """Make room for the KV of these tokens, see :meth:`~kvflow.reuse.memory.HostMemory.fits`."""
+        return self.memory.fits(read(start, start + 1).bytes_of(end - start))
 
     def _learn(self, prompt: Prompt, lesson: Lesson, read: Read) -> None:
         match, after = lesson.found.match, lesson.found.after
         start, own = match.start - lesson.found.slot.start, tuple(prompt.tokens[match.start : match.end].tolist())
         pool = self.pools.get(lesson.pool)
-        if pool is not None and any((anchor.start, anchor.tokens) == (start, own) for anchor in pool.anchors):
+        held = slice(match.offset, match.offset + match.end - match.start)
+        sketch = match.segment.value_sketch[held].clone()
+        old = next((one for one in pool.anchors if (one.start, one.tokens) == (start, own)), None) if pool else None
+        if old is not None and torch.equal(old.value_sketch, sketch):
             return  # prompts that were computed side by side teach the same
         if not self._fits(match.start, after, read):
             return
         offset = self._keeper.offset(match, read)
-        following = self._keeper.homes(match.end, after, read) if after - match.end >= self._min_tokens else None
-        held = slice(match.offset, match.offset + len(offset))
+        homes = self._keeper.homes(match.end, after, read) if after - match.end >= self._min_tokens else None
         anchor = Anchor(
             start=start,
             tokens=own,
-            value_sketch=match.segment.value_sketch[held].clone(),
+            value_sketch=sketch,
             offset=offset,
             follows=tuple(prompt.tokens[match.end : after].tolist()),
-            following=following,
+            following=homes,
         )
         if not self.memory.hold(anchor, anchor.nbytes, lambda: self._drop(lesson.pool, anchor)):
             return
+        if old is not None and pool is not None and old in pool.anchors:  # its text's base has become another since
+            pool.anchors.remove(old)
+            self.memory.release(old)
         gone = self.pools.setdefault(lesson.pool, AnchorPool(self._anchors, self._entropy)).add(anchor)
         if gone is not None:
             self.memory.release(gone)
@@ -335,27 +355,3 @@ def _why_nothing(doors: dict[SlotKey, Door], grafts: list[Graft], lessons: list[
     if not doors:
         return "none of its texts is known"
     return "what is known is cached, or too short" if grafts else "closed by the quality gate"
-
-
-def _slots_of(prompt: Prompt, grafts: list[Graft]) -> tuple[SlotKey, ...]:
-    """The slots that runs are put into, each once."""
-    owners = (max((slot for slot in prompt.slots if slot.start <= graft.start), key=_start) for graft in grafts)
-    return tuple(dict.fromkeys((prompt.workflow_type, slot.name) for slot in owners))
-
-
-def _start(slot: Slot) -> int:
-    return slot.start
-
-
-def _plain(match: Match) -> Graft:
-    return Graft(start=match.start, end=match.end, segment=match.segment, offset=match.offset)
-
-
-def _following(prompt: Prompt, start: int, end: int, anchors: tuple[tuple[Anchor, float], ...]) -> list[Graft]:
-    """The prefix after a slot, as far as it is the same in all anchors that count."""
-    here = prompt.tokens[start:end].tolist()
-    same = len(here) if all(anchor.following is not None for anchor, _ in anchors) else 0
-    for anchor, _ in anchors:
-        equal = next((i for i, (a, b) in enumerate(zip(here, anchor.follows, strict=False)) if a != b), None)
-        same = min(same, len(anchor.follows) if equal is None else equal)
-    return [Graft(start=start, end=start + same, anchors=anchors)] if same else []

@@ -21,6 +21,7 @@ class Graft:
         offset: where ``start`` is in that segment.
         anchors: whose offsets are added, with weights that sum to one; none: position is all that is corrected.
         place: where ``start`` is in the anchors.
+        as_it_was: it comes from a turn before of the same conversation, and is neither corrected nor repaired.
     """
 
     start: int
@@ -29,6 +30,7 @@ class Graft:
     offset: int = 0
     anchors: tuple[tuple[Anchor, float], ...] = ()
     place: int = 0
+    as_it_was: bool = False
 
     def within(self, start: int, end: int) -> Graft | None:
         """The part of it in [start, end); None if there is none."""
@@ -36,14 +38,7 @@ class Graft:
         if first >= last:
             return None
         moved = first - self.start
-        return Graft(
-            start=first,
-            end=last,
-            segment=self.segment,
-            offset=self.offset + moved,
-            anchors=self.anchors,
-            place=self.place + moved,
-        )
+        return replace(self, start=first, end=last, offset=self.offset + moved, place=self.place + moved)
 
     def portions(self) -> Iterator[Graft]:
         """It in parts of no more tokens than are put in at a time."""
@@ -65,10 +60,16 @@ class Chunk:
     runs: tuple[tuple[int, int], ...]
     rest: int
 
+    @property
+    def corrected(self) -> tuple[Graft, ...]:
+        """What comes from elsewhere: all but what the conversation had before, which comes first."""
+        return tuple(graft for graft in self.grafts if not graft.as_it_was)
+
     def led(self) -> tuple[tuple[tuple[int, int], ...], Chunk]:
-        """Take off the run before the first graft; returns it, or nothing, and the chunk without it."""
-        count = int(bool(self.runs) and self.runs[0][1] == self.grafts[0].start)
-        return self.runs[:count], replace(self, runs=self.runs[count:])
+        """Take off the runs before the first graft from elsewhere; returns them, and the chunk without them."""
+        first = self.corrected[0].start
+        lead = tuple(run for run in self.runs if run[1] <= first)
+        return lead, replace(self, runs=self.runs[len(lead) :])
 
 
 def cut(grafts: Sequence[Graft], start: int, end: int) -> Chunk:

@@ -19,14 +19,23 @@ def text(name: str, length: int) -> str:
     return "".join(rng.choice(string.ascii_lowercase + " ") for _ in range(length))
 
 
-def ask(server: Server, agent: str, document: str, *, mode: str | None = None, tail: str = " so?", **body: Any) -> Any:
+def ask(
+    server: Server,
+    agent: str,
+    document: str,
+    *,
+    mode: str | None = None,
+    tail: str = " so?",
+    tokens: int = 8,
+    **body: Any,
+) -> Any:
     """Ask an agent about a document, which may be spliced."""
     role = text(f"role {agent}", ROLE)
     named = {"workflow_id": "w", "workflow_type": "t", "tenant": None}
     step = step_action(agent=agent, **{name: body.pop(name, value) for name, value in named.items()})
     place = {"name": "document", "start": len(role), "end": len(role) + len(document)}
     actions = [step, segments_action(ranges=[place], **({"mode": mode} if mode else {}))]
-    return server.generate(role + document + tail, tokens=8, kv_hints=envelope(actions), **body)
+    return server.generate(role + document + tail, tokens=tokens, kv_hints=envelope(actions), **body)
 
 
 def exact(server: Server, agent: str, document: str, tail: str = " so?", **body: Any) -> Any:
@@ -82,3 +91,24 @@ def between_texts(server: Server) -> tuple[Any, Any]:
     spliced = answer()
     assert reuse(server)["grafted_tokens"] == before + sum(map(len, texts))
     return computed, spliced
+
+
+def goes_on(server: Server, mode: str) -> None:
+    """The second turn of a conversation is answered as if the first had not ended, and nothing of it is put in anew."""
+    document, kind = text(f"goes on {mode}", DOCUMENT), {"mode": mode, "workflow_type": f"talk {mode}"}
+    for number in range(9):  # the text is known, and the gate has seen enough of its slot
+        ask(server, f"reader {number}", document, workflow_id=f"reading {mode}", **kind)
+    settle(server)
+
+    def turn(workflow_id: str, said: str = "", tokens: int = 8) -> Any:
+        return ask(server, "talker", document, tail=f" so?{said}", tokens=tokens, workflow_id=workflow_id, **kind)
+
+    whole = turn("whole", tokens=16)["text"]
+    assert turn("earlier", turn("earlier")["text"])["meta_info"]["cached_tokens"] == ROLE
+    begun, before = turn("later")["text"], reuse(server)
+    assert before["conversations"] >= 1
+    rest, after = turn("later", begun), reuse(server)
+    assert begun + rest["text"] == whole
+    assert rest["meta_info"]["cached_tokens"] == ROLE
+    assert after["continued_tokens"] - before["continued_tokens"] == DOCUMENT + len(f" so?{begun}") - 1
+    assert (after["grafted_tokens"], after["repaired_tokens"]) == (before["grafted_tokens"], before["repaired_tokens"])

@@ -16,7 +16,7 @@ import kvflow
 from kvflow.hints import envelope, feedback_action, segments_action, step_action
 from kvflow.reuse import Outcomes
 from tests.e2e.conftest import HOST_TIER, Server
-from tests.e2e.reusing import DOCUMENT, ROLE, ask, between_texts, evict, exact, reuse, settle, text
+from tests.e2e.reusing import DOCUMENT, ROLE, ask, between_texts, evict, exact, goes_on, reuse, settle, text
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 
@@ -106,6 +106,10 @@ def test_what_stands_between_texts_sees_what_stands_between_earlier_ones(rotatin
     assert spliced == computed
 
 
+def test_a_conversation_goes_on_with_what_was_put_in(rotating: Server) -> None:
+    goes_on(rotating, "rotate")
+
+
 VARIANTS = {
     "storage": ("rotate+repair", (*HOST_TIER, "--hicache-storage-backend", "file", "--disable-overlap-schedule"), 1),
     "ranks in chunks": ("kvcomm", ("--chunked-prefill-size", "128", *HOST_TIER), 2),
@@ -141,6 +145,7 @@ def test_what_was_spliced_reaches_no_exact_request(
         tiers = [answer["meta_info"]["cached_tokens_details"] or {} for answer in again.values()]
         assert any(found.get("storage") for found in tiers) == (kind == "storage"), "what storage has is exact, too"
         if ranks > 1:
+            goes_on(server, "rotate+repair")
             document = repairs_to_the_exact_answer(server)
             repairs_behind_a_prefix_that_is_loaded_back(server, document)
 
@@ -314,7 +319,7 @@ def test_the_answer_to_a_prompt_without_a_text_is_reused(rotating: Server, whole
 def test_outcomes_that_are_worse_with_reuse_end_it(rotating: Server) -> None:
     document = text("judged", DOCUMENT)
     actions = [segments_action(ranges=[{"start": ROLE, "end": ROLE + DOCUMENT}])]
-    expected, judged = Outcomes(), ("judged", "document")
+    expected, judged = Outcomes(), ("", "judged", "document")
 
     def run(number: int) -> bool:
         workflow = f"judged {number}"

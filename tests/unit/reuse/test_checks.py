@@ -14,7 +14,7 @@ from kvflow.reuse import Method, Mode, Plan, Prompt, QualityGate, Slot
 def prompt(*names: str) -> Prompt:
     """One with slots of these names, of 40 tokens each."""
     return Prompt(
-        namespace="n",
+        namespace="",
         workflow_type="review",
         agent="critic",
         tokens=torch.arange(100),
@@ -25,7 +25,7 @@ def prompt(*names: str) -> Prompt:
 
 def plan(name: str) -> Plan:
     """Of a prompt into which that slot's text was put, to be checked."""
-    return Plan(exact_tokens=0, reason="", slots=(("review", name),), check=(("review", name),))
+    return Plan(exact_tokens=0, reason="", slots=(("", "review", name),), check=(("", "review", name),))
 
 
 def request(name: str) -> Any:

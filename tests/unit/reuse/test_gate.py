@@ -10,7 +10,7 @@ import torch
 from kvflow.reuse import Difference, QualityGate
 from kvflow.reuse.gate import Door
 
-SLOT = ("review", "document")
+SLOT = ("", "review", "document")
 SAME, OTHER = Difference(agrees=True, kl=0.0), Difference(agrees=False, kl=2.0)
 
 
@@ -39,7 +39,7 @@ def test_a_slot_is_open_until_three_checks_say_otherwise() -> None:
 
 def test_other_slots_stay_open() -> None:
     gate = closed()
-    assert gate.door(("review", "notes")) is Door.OPEN
+    assert gate.door(("", "review", "notes")) is Door.OPEN
     assert gate.door(("write", "document")) is Door.OPEN
 
 
@@ -72,12 +72,11 @@ def test_a_slot_that_breaks_after_a_long_time_closes_with_its_third_check() -> N
     assert [gate.judge(SLOT, UNLIKE) for _ in range(3)] == [False, False, True]
 
 
-def test_a_large_divergence_counts_as_soon_as_it_outweighs_the_last_eight() -> None:
+def test_large_divergences_close_a_slot_as_soon_as_they_outweigh_the_last_eight() -> None:
     gate = QualityGate(kl=0.2)
     gate.door(SLOT)
     assert not any(gate.judge(SLOT, SAME) for _ in range(100))
-    assert not gate.judge(SLOT, Difference(agrees=True, kl=1.5))
-    assert gate.judge(SLOT, Difference(agrees=True, kl=0.2))
+    assert [gate.judge(SLOT, Difference(agrees=True, kl=1.5)) for _ in range(4)] == [False, False, False, True]
 
 
 def test_likeliest_tokens_that_agree_do_not_make_up_for_a_large_divergence() -> None:
@@ -106,7 +105,7 @@ def test_after_a_check_that_disagrees_the_next_prompts_are_all_checked(agreement
 
 
 def test_a_prompt_counts_in_all_of_its_slots() -> None:
-    gate, notes = QualityGate(every=8), ("review", "notes")
+    gate, notes = QualityGate(every=8), ("", "review", "notes")
     assert all(gate.samples((SLOT, notes)) for _ in range(6))
     assert not gate.samples((notes,))
     assert not gate.samples((SLOT,))
@@ -140,9 +139,9 @@ def test_checks_that_come_late_do_not_count_while_it_is_closed() -> None:
 def test_names_from_clients_are_bounded() -> None:
     gate = QualityGate()
     for number in range(5000):
-        gate.door(("review", str(number)))
+        gate.door(("", "review", str(number)))
     assert len(gate.report()) == 4096
-    assert list(gate.report())[-1] == ("review", "4999")
+    assert list(gate.report())[-1] == ("", "review", "4999")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -170,3 +169,21 @@ def test_a_slot_that_applications_complain_of_rests_longer_each_time() -> None:
         gate.close(SLOT)
         rests.append(next(n for n in range(1, 2000) if gate.door(SLOT) is Door.TRIAL))
     assert rests == [64, 128, 256]
+
+
+def test_one_check_closes_nothing_however_far_it_is_off() -> None:
+    gate = QualityGate()
+    gate.door(SLOT)
+    for number in range(20):
+        assert not gate.judge(SLOT, Difference(agrees=number != 2, kl=30.0 if number == 2 else 0.01))
+    assert gate.judge(SLOT, Difference(agrees=True, kl=30.0)) is False
+    closed = [gate.judge(SLOT, Difference(agrees=True, kl=30.0)) for _ in range(3)]
+    assert any(closed), "but several do"
+
+
+def test_what_cannot_be_compared_does_not_agree() -> None:
+    numbers, excluded = torch.zeros(4), torch.tensor([0.0, -torch.inf, 0.0, 0.0])
+    for exact, spliced in ((excluded, numbers), (numbers, numbers * torch.nan)):
+        found = Difference.between(exact, spliced)
+        assert not found.agrees
+        assert found.kl > 100

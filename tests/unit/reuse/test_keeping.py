@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvflow.reuse import KV, Mode, Prompt, Reuse
+from kvflow.reuse import KV, Mode, Plan, Prompt, Reuse
 from kvflow.reuse.anchors import Anchor
 from kvflow.reuse.segments import Segment
 from tests.unit.reuse.toy import CPU, OTHER, QUESTION, TEXT, critics, exact, made, prompt, words
@@ -88,7 +88,7 @@ def test_an_answer_is_read_in_portions_too(portion: int) -> None:
         reads.append(end - start)
         return kv.span(start, end)
 
-    reuse.answered(asked, tokens, True, read)
+    reuse.answered(asked, Plan(exact_tokens=len(asked.tokens), reason=""), tokens, read)
     assert sum(reads) == len(TEXT) + 1, "and one token to see how large they are"
     assert max(reads) == min(portion, 64)
     (match,) = reuse.segments.find("", tokens, 0, len(tokens), 32)

@@ -173,3 +173,33 @@ def test_a_pool_that_loses_its_last_example_for_a_new_one_keeps_the_new_one() ->
         reuse.memory.touch(segment)
     serve(reuse, critics(OTHER))
     assert [one for pool in reuse.pools.values() for one in pool.anchors if one is example] == []
+
+
+def test_an_example_follows_its_text_to_another_base() -> None:
+    """The text has been forgotten, and another prompt has brought it anew: offsets from the old one say nothing."""
+    reuse = taught(TEXT)
+    for segment in list(reuse.segments._segments):
+        reuse.memory.release(segment)
+    reuse.segments.clear()
+    serve(reuse, prompt("planner", words(77, 45), ("document", TEXT), mode=Mode.KVCOMM))
+    plan, _ = serve(reuse, critics(TEXT))
+    assert plan.grafts == (), "its values are not those of the example"
+    asked = critics(TEXT)
+    (graft, *_) = reuse.plan(asked, 0).grafts
+    assert error(reuse.fill(asked, graft, CPU), exact(asked).span(21, 85)) < FLOAT32_ROUNDING
+    (pool,) = reuse.pools.values()
+    assert len(pool.anchors) == 1, "not twice"
+
+
+def test_a_text_that_was_seen_behind_approximations_is_remembered_again_when_it_is_computed() -> None:
+    reuse = made()
+    serve(reuse, prompt("planner", words(20, 10), ("document", TEXT)))
+    both = prompt("critic", words(22, 33), ("document", TEXT), ("notes", OTHER))
+    serve(reuse, both)
+    (match,) = reuse.segments.find("", both.tokens, 97, 161, 32)
+    assert not match.segment.exact
+    plan, computed = serve(reuse, prompt("writer", words(23, 20), ("notes", OTHER)), cached_tokens=84)
+    assert plan.grafts == ()
+    (match,) = reuse.segments.find("", both.tokens, 97, 161, 32)
+    assert match.segment.exact
+    assert torch.equal(match.segment.kv.values, computed.values[:, 20:84])

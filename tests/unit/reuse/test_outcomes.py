@@ -6,7 +6,7 @@ import random
 
 from kvflow.reuse import Outcomes, SlotKey
 
-SLOT: SlotKey = ("fix", "document")
+SLOT: SlotKey = ("", "fix", "document")
 
 
 def report(outcomes: Outcomes, *, reused: float, computed: float, workflows: int = 200, seed: int = 1) -> int | None:
@@ -14,7 +14,7 @@ def report(outcomes: Outcomes, *, reused: float, computed: float, workflows: int
     rng = random.Random(seed)
     for number in range(workflows):
         workflow = f"w{number}"
-        spliced = not outcomes.compares(workflow, SLOT[0])
+        spliced = not outcomes.compares(workflow, SLOT[1])
         outcomes.served(workflow, [SLOT], [SLOT] if spliced else [])
         success = float(rng.random() < (reused if spliced else computed))
         if outcomes.report(workflow, success):
@@ -69,21 +69,21 @@ def test_an_outcome_of_an_unknown_workflow_changes_nothing() -> None:
 def test_names_from_clients_are_bounded() -> None:
     outcomes = Outcomes()
     for number in range(5000):
-        slots = [("t", str(number))]
+        slots = [("", "t", str(number))]
         outcomes.served(f"w{number}", slots, slots)
     assert outcomes.report("w0", 1.0) == []
     outcomes.report("w4999", 0.5)
-    assert outcomes.means(("t", "4999"))["outcome_reused"] == 0.5
+    assert outcomes.means(("", "t", "4999"))["outcome_reused"] == 0.5
 
 
 def test_slots_of_one_workflow_are_bounded() -> None:
     outcomes = Outcomes()
     for number in range(1000):
-        slots = [("t", str(number))]
+        slots = [("", "t", str(number))]
         outcomes.served("long", slots, slots)
     outcomes.report("long", 1.0)
-    assert outcomes.means(("t", "0"))["outcome_reused"] is None
-    assert outcomes.means(("t", "999"))["outcome_reused"] == 1.0
+    assert outcomes.means(("", "t", "0"))["outcome_reused"] is None
+    assert outcomes.means(("", "t", "999"))["outcome_reused"] == 1.0
 
 
 def test_one_verdict_is_not_repeated_by_what_was_spliced_before_it() -> None:

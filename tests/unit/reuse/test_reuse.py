@@ -153,10 +153,10 @@ def test_without_it_the_others_are_put_in() -> None:
 def test_an_answer_is_at_hand_for_the_next_agent() -> None:
     reuse = made()
     asked = prompt("planner", ROLE, ("document", TEXT))
-    serve(reuse, asked)
+    plan, _ = serve(reuse, asked)
     answer = words(50, 45)
     whole = asked.tokens.tolist() + answer
-    reuse.answered(asked, torch.tensor(whole), True, reading(prefill(whole)))
+    reuse.answered(asked, plan, torch.tensor(whole), reading(prefill(whole)))
     quoting = prompt("critic", words(51, 60), ("plan", answer), QUESTION)
     plan = reuse.plan(quoting, 0)
     (graft,) = plan.grafts
@@ -171,7 +171,7 @@ def test_an_answer_of_a_few_words_is_not_remembered() -> None:
     reuse = made()
     asked = prompt("planner", ROLE, ("document", TEXT))
     whole = asked.tokens.tolist() + words(50, 31)
-    reuse.answered(asked, torch.tensor(whole), True, reading(prefill(whole)))
+    reuse.answered(asked, reuse.plan(asked, 0), torch.tensor(whole), reading(prefill(whole)))
     assert len(reuse.segments) == 0
 
 
@@ -302,7 +302,7 @@ def played(reuse: Reuse, seed: int) -> list[Shape]:
         shapes.append(shape(plan))
         if step % 7 == 0:
             tokens = asked.tokens.tolist() + words(80 + drawn.randrange(3), 40)
-            reuse.answered(asked, torch.tensor(tokens), not plan.grafts, reading(prefill(tokens)))
+            reuse.answered(asked, plan, torch.tensor(tokens), reading(prefill(tokens)))
         assert sum(one.nbytes for one in held(reuse)) == reuse.memory.used_bytes <= reuse.memory.max_bytes
     return shapes
 
@@ -331,7 +331,7 @@ def test_what_is_done_with_a_prompt_has_a_reason_people_can_read() -> None:
     assert reason(critics(TEXT)) == "few anchors"
     assert reason(prompt("critic", ROLE, found)) == "rotate: 1 runs"
     assert reason(prompt("critic", ROLE, found), 80) == "what is known is cached, or too short"
-    reuse.gate.close(("review", "document"))
+    reuse.gate.close(("", "review", "document"))
     assert reason(prompt("critic", ROLE, found)) == "closed by the quality gate"
 
 

@@ -176,9 +176,9 @@ def test_a_copy_of_a_prompt_that_was_computed_has_all_put_in(made: Callable[...,
     (one,) = made()
     serve(one, request("planner", TEXT))
     gate: QualityGate = one.reuse.gate
-    gate.door(("review", "document"))
-    gate.close(("review", "document"))
-    while gate.door(("review", "document")) is not Door.TRIAL:
+    gate.door(("", "review", "document"))
+    gate.close(("", "review", "document"))
+    while gate.door(("", "review", "document")) is not Door.TRIAL:
         pass
     plan = serve(one, request("critic", TEXT, role=words(40, 30)), cached_tokens=50)
     assert plan is not None
@@ -192,14 +192,14 @@ def test_a_copy_of_a_prompt_that_was_computed_has_all_put_in(made: Callable[...,
 def test_a_slot_is_tried_only_where_something_would_be_put_in(made: Callable[..., list[Splicer]]) -> None:
     (one,) = made()
     gate: QualityGate = one.reuse.gate
-    gate.door(("review", "document"))
-    gate.close(("review", "document"))
-    while gate.door(("review", "document")) is not Door.TRIAL:
+    gate.door(("", "review", "document"))
+    gate.close(("", "review", "document"))
+    while gate.door(("", "review", "document")) is not Door.TRIAL:
         pass
     plan = serve(one, request("planner", TEXT))
     assert plan is not None
     assert (plan.check, one.checks.due()) == ((), [])
-    assert serve(one, request("critic", TEXT)).check == (("review", "document"),)  # type: ignore[union-attr]
+    assert serve(one, request("critic", TEXT)).check == (("", "review", "document"),)  # type: ignore[union-attr]
 
 
 def test_a_copy_that_nothing_is_put_into_ends_its_check(made: Callable[..., list[Splicer]]) -> None:
@@ -364,7 +364,7 @@ def test_ranks_judge_alike_after_one_could_not(
 ) -> None:
     ranks = made(2)
     together(ranks, "planner", OTHERS[0])
-    slot = ("review", "document")
+    slot = ("", "review", "document")
     for _ in range(3):
         ranks[0].reuse.gate.judge(slot, Difference(agrees=False, kl=9.0))
     failing(monkeypatch, ranks[1], "computed", 1)  # as the check's result did
