@@ -68,7 +68,7 @@ def compare(
     console.print("Ratios after/before with their 95 % intervals, over workflows both have.", style="dim")
     if any(change.problem for change in found):
         raise typer.Exit(WORSE)
-    if all(change.too_few for change in found):
+    if not any(change.tells for change in found):
         needed = f"{LEAST_PAIRS} workflows in {LEAST_ROUNDS} rounds of one arm at one load, which both results have"
         console.print(f"Nothing can be told: it takes {needed}.", style="yellow", highlight=False, soft_wrap=True)
         raise typer.Exit(UNTOLD)

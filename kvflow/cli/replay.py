@@ -157,9 +157,9 @@ def replay(
         return
     where = circumstances()
     played, status = _play(plans, workload, folder, console, api_key=api_key, fresh=fresh, machine=where["machine"])
-    _tell(where | played, json_path, html, console)
-    if status:
-        raise typer.Exit(status)
+    failed = _tell(where | played, json_path, html, console)
+    if status or failed:
+        raise typer.Exit(status or 1)
 
 
 def _play(
@@ -219,8 +219,8 @@ def _broken_off(error: BaseException, folder: Path, console: Console, *, fresh: 
     return 1 if isinstance(error, KVFlowError) else 130
 
 
-def _tell(result: dict[str, Any], json_path: Path | None, html: Path | None, console: Console) -> None:
-    """Print and write a result; calls that failed make the exit status 1."""
+def _tell(result: dict[str, Any], json_path: Path | None, html: Path | None, console: Console) -> bool:
+    """Print and write a result; returns whether calls failed."""
     from kvflow.report import replay_tables, write_replay_html
 
     if not console.is_terminal:
@@ -231,9 +231,10 @@ def _tell(result: dict[str, Any], json_path: Path | None, html: Path | None, con
         write(json_path, lambda: json_path.write_text(json.dumps(result, indent=1)), console)
     if html:
         write(html, lambda: write_replay_html(result, html), console)
-    if any(arm["measures"]["failed_calls"] for load in result["loads"] for arm in load["arms"]):
+    failed = any(arm["measures"]["failed_calls"] for load in result["loads"] for arm in load["arms"])
+    if failed:
         console.print("[red]error[/red] calls failed", highlight=False)
-        raise typer.Exit(1)
+    return failed
 
 
 def _show(console: Console, plans: Sequence[Plan]) -> None:

@@ -48,23 +48,39 @@ def top(
 
 
 def looks(client: httpx.Client) -> Iterator[RenderableType]:
-    """What there is to see, look by look; rates are those since the look before."""
+    """What there is to see, look by look; rates are those since the look before.
+
+    Raises:
+        ServerUnavailableError: there is no answer to the first; later ones show what was seen last.
+    """
     before: dict[str, Any] = {}
     before_s = 0.0
+    view: RenderableType | None = None
     while True:
         now_s = time.monotonic()
-        status, stats = get(client, "status"), get(client, "stats")
-        cache, workflows = get(client, "cache"), get(client, "workflows")
+        try:
+            status, stats = get(client, "status"), get(client, "stats")
+            cache, workflows = get(client, "cache"), get(client, "workflows")
+        except ServerUnavailableError as error:
+            if view is None:
+                raise
+            before = {}  # it may come back as another
+            told = f"no answer for {time.monotonic() - before_s:.0f} s: {error}"
+            yield Group(f"[yellow]{escape(told)}[/yellow]", view)
+            continue
         total = stats["total"]
+        if before and total["requests"] < before["requests"]:
+            before = {}
         passed_s = now_s - before_s if before else 0.0
-        yield Group(
+        view = Group(
             _head(status, total),
-            _claims(workflows["workflows"]),
+            _claims(workflows["workflows"], stats["live_workflows"]),
             _link(total, before, passed_s, len(status["replicas"])),
             _tiers(cache),
             _traffic(total, before, passed_s),
-            _workflows(workflows["workflows"]),
+            _workflows(workflows["workflows"], stats["live_workflows"]),
         )
+        yield view
         before, before_s = total, now_s
 
 
@@ -82,18 +98,19 @@ def _head(status: dict[str, Any], total: dict[str, Any]) -> str:
     return line
 
 
-def _claims(workflows: list[dict[str, Any]]) -> str:
+def _claims(workflows: list[dict[str, Any]], live: int) -> str:
     """How many contexts are expected again, how soon, and how many of them are kept for it."""
     uses_s = [use["in_s"] for flow in workflows for use in flow["next_use"].values() if use["in_s"] is not None]
     pins = sum(len(flow["pins"]) for flow in workflows)
     soon = sum(in_s < _SOON_S for in_s in uses_s)
-    return f"claims: {len(uses_s)} contexts of {len(workflows)} workflows, {soon} within {_SOON_S:g} s, {pins} pinned"
+    whose = f"{live:,} workflows" if live <= len(workflows) else f"the latest {len(workflows)} of {live:,} workflows"
+    return f"claims: {len(uses_s)} contexts of {whose}, {soon} within {_SOON_S:g} s, {pins} pinned"
 
 
 def _link(total: dict[str, Any], before: dict[str, Any], passed_s: float, replicas: int) -> str:
     """How much of the time contexts were loaded from the host, of all replicas' links."""
     if not passed_s:
-        return f"link: {total['load_back_tokens']:,} tokens in {total['load_back_s']:.2f} s since start"
+        return f"link: {total['load_back_tokens']:,} tokens in {total['load_back_s']:.2f} s since start or reset"
     busy_s = (total["load_back_s"] - before["load_back_s"]) / replicas
     tokens = total["load_back_tokens"] - before["load_back_tokens"]
     return f"link: taken {busy_s / passed_s:.0%} of the time, {tokens / passed_s:,.0f} tokens a second"
@@ -128,7 +145,7 @@ def _traffic(total: dict[str, Any], before: dict[str, Any], passed_s: float) -> 
         "fetched from storage ahead": ("fetched_tokens",),
         "stalled, s": ("stall_s",),
     }
-    table = Table("since start", "", "a second", box=None)
+    table = Table("since start or reset", "", "a second", box=None)
     for label, path in rows.items():
         value, old = _at(total, path), _at(before, path)
         digits = 2 if label.endswith("s") and isinstance(value, float) else 0
@@ -144,7 +161,7 @@ def _at(data: dict[str, Any], path: tuple[str, ...]) -> float:
     return value
 
 
-def _workflows(workflows: list[dict[str, Any]]) -> Table:
+def _workflows(workflows: list[dict[str, Any]], live: int) -> Table:
     table = Table("workflow", "type", "runs", "next", "pinned", "idle", box=None, title_justify="left")
     for flow in sorted(workflows, key=lambda flow: flow["idle_s"])[:_MOST_WORKFLOWS]:
         ahead = sorted(
@@ -158,6 +175,6 @@ def _workflows(workflows: list[dict[str, Any]]) -> Table:
             escape(", ".join(pin["agent"] for pin in flow["pins"])),
             f"{flow['idle_s']:.1f} s",
         )
-    if len(workflows) > _MOST_WORKFLOWS:
-        table.add_row(f"and {len(workflows) - _MOST_WORKFLOWS} more", "", "", "", "", "")
+    if live > _MOST_WORKFLOWS:
+        table.add_row(f"and {live - _MOST_WORKFLOWS:,} more", "", "", "", "", "")
     return table

@@ -65,8 +65,13 @@ class Change:
     @property
     def too_few(self) -> bool:
         """Whether it may well be worse, but there are too few pairs or rounds to tell."""
+        return not self.problem and "completion_s" in self.paired and not self.tells
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are pairs and rounds enough to tell whether it is worse."""
         completion = self.paired.get("completion_s")
-        return not self.problem and completion is not None and not completion.tells
+        return completion is not None and completion.tells
 
 
 def changes(

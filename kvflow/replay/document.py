@@ -65,7 +65,7 @@ def _arm(arm: Arm, rounds: Sequence[Round], base: Sequence[Round], shown: str | 
     if rounds is not base:
         for name in PAIRED:
             found = difference(values(base, name), values(rounds, name))
-            against[name] = asdict(found) | {"distinct": found.distinct} if found is not None else None
+            against[name] = found and asdict(found) | {"distinct": found.distinct, "tells": found.tells}
     return {
         "name": arm.name,
         "flags": list(arm.flags),

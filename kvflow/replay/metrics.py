@@ -25,9 +25,11 @@ PAIRED = ("completion_s", "run_s", "ttft_s", "latency_s")
 def measures(rounds: Sequence[Round]) -> dict[str, float]:
     """Put the rounds of an arm into numbers; names end in their unit. What was not measured is left out.
 
-    Workflows of which a call failed do not count, nor do their calls and tools; ``failed_calls`` says how many did.
+    Times are of workflows without a failed call, and of their calls and tools; ``failed_calls`` says how many failed,
+    ``whole_workflows`` how many workflows are left. Tokens and totals of a server are of all calls.
     """
     failed = {(each.index, flow.workflow) for each in rounds for flow in each.workflows if flow.failed_calls}
+    every = [call for each in rounds for call in each.calls]
     calls = [call for each in rounds for call in each.calls if (each.index, call.workflow) not in failed]
     tools = [tool for each in rounds for tool in each.tools if (each.index, tool.workflow) not in failed]
     workflows = [flow for each in rounds for flow in each.workflows]
@@ -35,24 +37,26 @@ def measures(rounds: Sequence[Round]) -> dict[str, float]:
     span_s = sum(each.span_s for each in rounds)
     found: dict[str, float] = {
         "workflows": len(workflows),
-        "calls": sum(len(each.calls) for each in rounds),
+        "whole_workflows": len(whole),
+        "calls": len(every),
         "failed_calls": sum(flow.failed_calls for flow in workflows),
         **spread("completion", [flow.completion_s for flow in whole], **_SHARES),
         **spread("run", [flow.run_s for flow in whole], **_SHARES),
         **spread("latency", [call.ended_s - call.asked_s for call in calls], **_SHARES),
         **spread("ttft", [call.first_s - call.asked_s for call in calls if call.first_s is not None], **_SHARES),
         **spread("inter_token", [_inter_token_s(call) for call in calls if call.output_tokens > 1], **_SHARES),
+        **spread("pause", [call.longest_pause_s for call in calls if call.output_tokens > 1], **_SHARES),
         **spread("queue", [call.queue_s for call in calls if call.queue_s is not None], **_SHARES),
         **_spent(calls, tools, len(whole)),
         "span_s": span_s / len(rounds),
         "workflows_per_h": 3600 * len(whole) / span_s,
         "tokens_per_h": 3600 * sum(call.prompt_tokens + call.output_tokens for call in calls) / span_s,
-        "prompt_tokens": sum(call.prompt_tokens for call in calls),
-        "cached_device_tokens": sum(call.device_tokens for call in calls),
-        "host_hit_tokens": sum(call.host_tokens for call in calls),
+        "prompt_tokens": sum(call.prompt_tokens for call in every),
+        "cached_device_tokens": sum(call.device_tokens for call in every),
+        "host_hit_tokens": sum(call.host_tokens for call in every),
         "loaded_tokens": sum(map(_loaded_tokens, rounds)),
-        "fetched_tokens": sum(call.storage_tokens for call in calls),
-        "recomputed_tokens": sum(call.recomputed_tokens for call in calls),
+        "fetched_tokens": sum(call.storage_tokens for call in every),
+        "recomputed_tokens": sum(call.recomputed_tokens for call in every),
         "late_p99_s": quantile(sorted(call.late_s for call in calls), 0.99) if calls else 0.0,
     }
     for name in ("stall_s", "server_cpu_s", "client_cpu_s"):
@@ -91,8 +95,8 @@ class Difference:
 
     @property
     def distinct(self) -> bool:
-        """Whether the interval leaves out no difference at all, and there are enough pairs and rounds for one."""
-        return self.tells and (self.low_s > 0 or self.high_s < 0)
+        """Whether the ratio's interval leaves out 1, and there are enough pairs and rounds for one."""
+        return self.tells and (self.ratio_low > 1 or self.ratio_high < 1)
 
     @property
     def tells(self) -> bool:
@@ -200,7 +204,7 @@ def _spent(calls: Sequence[CallRecord], tools: Sequence[ToolRecord], workflows: 
     """Seconds of all calls and tools of a workflow, mean; what runs in parallel counts as often as it runs.
 
     A server says only how long a call waited in all: what is longer than the time to its first token was after that,
-    and no decoding.
+    and no decoding. One that does not say it has no ``queued_s``: its waits are among ``prefilled_s``.
     """
     calls = [call for call in calls if call.first_s is not None]
     workflows = max(1, workflows)
@@ -208,8 +212,8 @@ def _spent(calls: Sequence[CallRecord], tools: Sequence[ToolRecord], workflows: 
     before_s = sum(call.queued_before_s for call in calls)
     first_s = sum((call.first_s or 0.0) - call.asked_s for call in calls)
     after_s = sum(call.ended_s - (call.first_s or 0.0) for call in calls)
-    return {
-        "queued_s": queued_s / workflows,
+    queued = {"queued_s": queued_s / workflows} if any(call.queue_s is not None for call in calls) else {}
+    return queued | {
         "prefilled_s": (first_s - before_s) / workflows,
         "decoded_s": max(0.0, after_s - (queued_s - before_s)) / workflows,
         "tools_s": sum(tool.end_s - tool.start_s for tool in tools) / workflows,

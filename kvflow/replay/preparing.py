@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -30,11 +31,13 @@ class Ready:
         kvflow: whether it runs kvflow.
         page_tokens: its page size; None if it does not say.
         device_tokens: what its device tier holds; None if it does not say.
+        degraded: how often parts of its kvflow have failed so far.
     """
 
     kvflow: bool
     page_tokens: int | None
     device_tokens: int | None = None
+    degraded: Mapping[str, int] = field(default_factory=dict)
 
 
 async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = False) -> Ready:
@@ -63,9 +66,11 @@ async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = F
     if cached:
         raise ServerUnavailableError(f"{running.arm.name}: {cached} tokens were still cached after a flush")
     await _empty(running.arm.name, client, stores=stores)
+    degraded: Mapping[str, int] = {}
     if kvflow:
         await asked(client, "GET", "/kvflow/v1/stats", params={"reset": True})
-    return Ready(kvflow=kvflow, page_tokens=found.page_tokens, device_tokens=found.device_tokens)
+        degraded = read(await asked(client, "GET", "/kvflow/v1/status"), "degraded")["degraded"]
+    return Ready(kvflow=kvflow, page_tokens=found.page_tokens, device_tokens=found.device_tokens, degraded=degraded)
 
 
 async def flush(name: str, client: httpx.AsyncClient) -> None:

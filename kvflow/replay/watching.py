@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -82,12 +83,19 @@ async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost
         raise ServerUnavailableError(f"{name}: every call failed, the first because of: {seen.calls[0].error}")
 
 
-async def counted(client: httpx.AsyncClient, seen: Round) -> None:
-    """Enter what a server's kvflow has counted, and whether it is whole."""
+async def counted(client: httpx.AsyncClient, seen: Round, degraded: Mapping[str, int]) -> None:
+    """Enter what a server's kvflow has counted, and whether it is whole.
+
+    Args:
+        client: of the server.
+        seen: the round.
+        degraded: how often parts of kvflow had failed before it.
+    """
     stats = read(await asked(client, "GET", "/kvflow/v1/stats"), "total")
     status = read(await asked(client, "GET", "/kvflow/v1/status"), "replicas", "seams", "degraded")
     states = [{name: replica.get(name) for name in ("policy", "guard", "degraded")} for replica in status["replicas"]]
-    seen.stats = stats["total"] | {"replicas": states, "degraded": status["degraded"]}
+    failed = Counter(status["degraded"]) - Counter(degraded)
+    seen.stats = stats["total"] | {"replicas": states, "degraded": dict(failed)}
     seen.broken_seams = [seam["name"] for seam in status["seams"] if not seam["holds"]]
 
 

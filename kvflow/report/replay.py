@@ -14,7 +14,7 @@ from rich.text import Text
 from kvflow.report.amounts import NOTHING
 from kvflow.report.page import origin, readable, rendered
 from kvflow.report.replay_charts import sections
-from kvflow.report.replay_record import ReplayRecord
+from kvflow.report.replay_record import LoadRecord, ReplayRecord
 from kvflow.report.replay_rows import BRIEF, brief_cells, cautions, full_rows, headline
 from kvflow.report.simulation_rows import Cell
 from kvflow.report.terminal import STYLES
@@ -29,7 +29,7 @@ def replay_tables(result: Mapping[str, Any]) -> list[RenderableType]:
     record = ReplayRecord.read(result)
     tables: list[RenderableType] = []
     for load in record.loads:
-        grid = Table(box=SIMPLE, show_edge=False, title=Text(load.title, style="bold"), title_justify="left")
+        grid = Table(box=SIMPLE, show_edge=False, title=Text(_title(load), style="bold"), title_justify="left")
         if len(record.loads) > 1:
             grid.add_column("arm")
             for column in BRIEF:
@@ -77,6 +77,10 @@ def write_replay_html(result: Mapping[str, Any], path: str | Path) -> None:
 
 def _traces(record: ReplayRecord) -> str:
     return "; ".join(f"{file.get('name')} ({file.get('source')})" for file in record.traces) or NOTHING
+
+
+def _title(load: LoadRecord) -> str:
+    return f"{load.title}; {load.memory}" if load.memory else load.title
 
 
 def _text(cell: Cell) -> Text:

@@ -9,7 +9,7 @@ from kvflow.report.axis import Scale, horizontal_axis, scale
 from kvflow.report.bars import Bar, bar_chart
 from kvflow.report.lines import Line, Plot, Point, Tick, line_chart
 from kvflow.report.replay_record import Event, LoadRecord, ReplayArm, ReplayRecord, Timeline
-from kvflow.report.sections import Figure, Group, Key, Section, arm_style
+from kvflow.report.sections import Figure, Group, Key, Section, arm_dashed, arm_style
 from kvflow.report.svg import Element, chart, shortened, tag, tooltip
 
 WIDTH, LEFT, RIGHT = 960.0, 150.0, 950.0
@@ -21,6 +21,8 @@ SPENT = (
     ("decoded_s", Key(style="device", label="decoding")),
     ("tools_s", Key(style="unknown", label="tools")),
 )
+_UNSAID = Key(style="recomputed", label="until the first token: waiting, loading and computing")
+"""Where the server does not say how long requests waited (it does with --enable-metrics)."""
 
 
 def sections(record: ReplayRecord) -> list[Section]:
@@ -30,7 +32,7 @@ def sections(record: ReplayRecord) -> list[Section]:
 
 def _over_load(record: ReplayRecord) -> Section:
     title = "Completion of a workflow over load"
-    styles = {name: arm_style(index) for index, name in enumerate(record.arms)}
+    styles = {name: (arm_style(index), arm_dashed(index)) for index, name in enumerate(record.arms)}
     if len(record.loads) < 2:
         figures = tuple(_completions(load) for load in record.loads)
         lead = "Mean over workflows. Replay several loads (--concurrency) for a line."
@@ -47,12 +49,16 @@ def _over_load(record: ReplayRecord) -> Section:
     plot = Plot(
         name="completion-over-load",
         title=title,
-        lines=tuple(Line(name=name, style=style, points=points(name)) for name, style in styles.items()),
+        lines=tuple(
+            Line(name=name, style=style, points=points(name), dashed=dashed) for name, (style, dashed) in styles.items()
+        ),
         ticks=tuple(Tick(x=load.at_once, label=str(load.at_once)) for load in record.loads),
         text=seconds,
         axis="programs at once",
     )
-    legend = tuple(Key(style=style, label=name, shape="line") for name, style in styles.items())
+    legend = tuple(
+        Key(style=style, label=name, shape="dashes" if dashed else "line") for name, (style, dashed) in styles.items()
+    )
     return Section(
         name="completion",
         title=title,
@@ -75,7 +81,10 @@ def _finished(load: LoadRecord) -> list[ReplayArm]:
 
 def _without_data(load: LoadRecord) -> str:
     names = [arm.name for arm in load.arms if "completion_mean_s" not in arm.measures]
-    return f"No data of {', '.join(names)}: no workflow ran without a failed call." if names else ""
+    part = [arm.name for arm in _finished(load) if arm.measures.get("failed_calls")]
+    told = [f"No data of {', '.join(names)}: no workflow ran without a failed call."] if names else []
+    told += [f"Of {', '.join(part)} without workflows of which a call failed."] if part else []
+    return " ".join(told)
 
 
 def _time(record: ReplayRecord) -> Section:
@@ -92,9 +101,15 @@ def _time(record: ReplayRecord) -> Section:
         name="time",
         title="Where time went",
         lead="Seconds of all calls and tools of a workflow, mean; what runs in parallel counts as often as it runs.",
-        legend=tuple(key for _, key in SPENT),
+        legend=_legend(record),
         groups=(Group(figures=figures),),
     )
+
+
+def _legend(record: ReplayRecord) -> tuple[Key, ...]:
+    if any("queued_s" in arm.measures for load in record.loads for arm in load.arms):
+        return tuple(key for _, key in SPENT)
+    return (_UNSAID, *(key for name, key in SPENT if name not in ("queued_s", "prefilled_s")))
 
 
 def _timelines(record: ReplayRecord) -> Section:
@@ -110,7 +125,7 @@ def _timelines(record: ReplayRecord) -> Section:
         name="timeline",
         title=title,
         lead=lead,
-        legend=tuple(key for _, key in SPENT),
+        legend=_legend(record),
         groups=(Group(figures=figures),),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -19,6 +20,7 @@ class Against(Record):
     worst_ratio: float = 1.0
     pairs: int = 0
     distinct: bool = False
+    tells: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -81,7 +83,9 @@ class LoadRecord(Record):
     per_min: float | None = None
     programs: int = 0
     rounds: int = 0
+    kept: tuple[str, ...] = ()
     calls: int = 0
+    sizes: dict[str, float] = Field(default_factory=dict)
     live_tokens: int = 0
     identical_tokens: bool | None = None
     arms: tuple[ReplayArm, ...] = ()
@@ -91,6 +95,23 @@ class LoadRecord(Record):
         """The load in words."""
         arrivals = f", {self.per_min:g} arriving a minute" if self.per_min else ""
         return f"{self.programs} programs, {self.at_once} at once{arrivals}"
+
+    @property
+    def memory(self) -> str:
+        """What there was to hold contexts in, in words; empty if that is not known."""
+        tiers = [(tier, self.sizes.get(f"{tier}_tokens")) for tier in ("device", "host")]
+        told = [f"{tokens:,.0f} tokens on the {tier}" for tier, tokens in tiers if tokens is not None]
+        return f"of {self.live_tokens:,} tokens live, there was room for {' and '.join(told)}" if told else ""
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Rounds that an earlier run had played, and not in turns with those of all other arms."""
+        everyone = {arm.name for arm in self.arms}
+        of_round: defaultdict[str, set[str]] = defaultdict(set)
+        for arm, _, index in (one.rpartition(", round ") for one in self.kept):
+            of_round[index].add(arm)
+        alone = {index: arms for index, arms in of_round.items() if arms != everyone}
+        return tuple(f"{arm}, round {index}" for index, arms in alone.items() for arm in sorted(arms))
 
 
 class ReplayRecord(Document):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 
 from kvflow.report.amounts import NOTHING, amounts, factor
-from kvflow.report.replay_record import Against, LoadRecord, ReplayRecord
+from kvflow.report.replay_record import Against, LoadRecord, ReplayArm, ReplayRecord
 from kvflow.report.simulation_rows import Cell, Row
 from kvflow.report.verdict import Verdict
 from kvflow.sim.summary import LEAST_ROUNDS
@@ -28,15 +28,18 @@ MEASURES = (
     ("ttft_p50_s", "TTFT p50", "s"),
     ("ttft_p95_s", "TTFT p95", "s"),
     ("ttft_p99_s", "TTFT p99", "s"),
-    ("inter_token_mean_s", "inter-token time mean", "s"),
-    ("inter_token_p50_s", "inter-token time p50", "s"),
-    ("inter_token_p95_s", "inter-token time p95", "s"),
-    ("inter_token_p99_s", "inter-token time p99", "s"),
+    ("inter_token_mean_s", "a call's inter-token time, mean", "s"),
+    ("inter_token_p50_s", "a call's inter-token time, p50", "s"),
+    ("inter_token_p95_s", "a call's inter-token time, p95", "s"),
+    ("inter_token_p99_s", "a call's inter-token time, p99", "s"),
+    ("pause_p50_s", "longest pause of an answer, p50", "s"),
+    ("pause_p99_s", "longest pause of an answer, p99", "s"),
     ("queue_mean_s", "queueing mean", "s"),
     ("queue_p95_s", "queueing p95", "s"),
     ("stall_s", "stalled on load-backs", "s"),
     ("recomputed_tokens", "recomputed", "tokens"),
     ("loaded_tokens", "loaded back", "tokens"),
+    ("host_hit_tokens", "found on the host", "tokens"),
     ("fetched_tokens", "fetched from storage", "tokens"),
     ("cached_device_tokens", "cached on the device", "tokens"),
     ("prompt_tokens", "prompts", "tokens"),
@@ -50,11 +53,12 @@ MEASURES = (
     ("client_cpu_s", "clients' processor time", "s"),
     ("peak_memory_bytes", "server's peak memory", "bytes"),
     ("calls", "calls", ""),
-    ("failed_calls", "calls that failed", ""),
+    ("failed_calls", "calls that failed, in all rounds", ""),
     ("late_p99_s", "client late, p99", "s"),
 )
 _TOTALS = frozenset(
     {"stall_s", "recomputed_tokens", "loaded_tokens", "fetched_tokens", "cached_device_tokens", "prompt_tokens"}
+    | {"host_hit_tokens", "calls"}
     | {"prefetched_tokens", "prefetch_wasted_tokens", "prefetch_late_tokens", "server_cpu_s", "client_cpu_s"}
 )
 """Of all rounds together, and told of one."""
@@ -97,15 +101,18 @@ def brief_cells(load: LoadRecord) -> tuple[tuple[Cell, ...], ...]:
 
 
 def headline(record: ReplayRecord) -> str:
-    """Say how the last arm did against the first, at the largest load."""
-    load = record.loads[-1] if record.loads else None
-    if load is None or len(load.arms) < 2:
+    """Say how the last arm did against the first, at the largest load at which there were several."""
+    load = next((load for load in reversed(record.loads) if len(load.arms) > 1), None)
+    if load is None:
         return "One arm was replayed, and compared with nothing"
     arm, first = load.arms[-1], load.arms[0]
     found = arm.against_first.get("completion_s")
     if found is None:
         return f"{arm.name} and {first.name} have no workflow in common"
     between = f"[{found.ratio_low:.2f}, {found.ratio_high:.2f}]"
+    if not found.tells:
+        told = "in too few rounds or programs to tell"
+        return f"{arm.name} took {found.ratio:.2f}x {between} as long as {first.name}, {told}"
     if found.verdict is Verdict.SAME:
         return f"{arm.name} and {first.name} take equally long, as far as can be told: {found.ratio:.2f}x {between}"
     word = "faster" if found.ratio < 1 else "slower, which is worse"
@@ -137,11 +144,20 @@ def _failures(load: LoadRecord) -> Iterator[str]:
     if any(failed.values()):
         told = ", ".join(f"{name}: {count}" for name, count in failed.items() if count)
         reasons = "; ".join(dict.fromkeys(error for arm in load.arms for error in arm.errors))
-        yield f"calls failed ({told}); their workflows are left out. {reasons}"
+        left = ", ".join(f"{arm.name}: {_whole(arm)}" for arm in load.arms if failed[arm.name])
+        yield (
+            f"calls failed ({told}). Times are of workflows without one ({left}), which where time runs out are the "
+            f"shorter ones; ratios are of those that both arms have. {reasons}"
+        )
     for arm in load.arms:
         if arm.degraded:
             parts = ", ".join(f"{part}: {count}" for part, count in arm.degraded.items())
             yield f"parts of kvflow failed in {arm.name}, and it went on without ({parts})."
+
+
+def _whole(arm: ReplayArm) -> str:
+    whole, workflows = (arm.measures.get(name, 0) for name in ("whole_workflows", "workflows"))
+    return f"{whole:g} of {workflows:g}"
 
 
 def _doubts(load: LoadRecord) -> Iterator[str]:
@@ -150,6 +166,8 @@ def _doubts(load: LoadRecord) -> Iterator[str]:
     step_s = min((arm.measures.get("latency_p50_s", 1.0) for arm in load.arms), default=1.0)
     if late_s > max(0.1, 0.2 * step_s):
         yield f"the client itself was late by up to {late_s:.2f} s; it may be what was measured."
+    if load.apart:
+        yield f"an earlier run played {'; '.join(load.apart)}, not in turns with what is compared with it."
     pairs = _fewest_pairs(load)
     if pairs < _FEW_PAIRS:
         yield f"intervals are of {pairs} programs, and hardly more than their range."

@@ -47,6 +47,14 @@ class Section:
     note: str = ""
 
 
+_COLOURS = 6
+
+
 def arm_style(position: int) -> str:
     """Return the CSS class of an arm's colour by its position in the result."""
-    return f"arm-{position % 6}"
+    return f"arm-{position % _COLOURS}"
+
+
+def arm_dashed(position: int) -> bool:
+    """Return whether an arm's line is dashed: there are more arms than colours."""
+    return position >= _COLOURS

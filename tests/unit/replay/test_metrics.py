@@ -10,15 +10,22 @@ import pytest
 from kvflow.replay.metrics import difference, measures, values
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
 
-_random = random.Random(11)
 
-
-def played(arm: str, index: int, factor: float = 1.0, noise: float = 0.0, flows: int = 12, luck: float = 1.0) -> Round:
-    """A round in which workflow n takes 10 + n seconds, times factors."""
+def played(
+    arm: str,
+    index: int,
+    factor: float = 1.0,
+    noise: float = 0.0,
+    flows: int = 12,
+    luck: float = 1.0,
+    seed: int = 0,
+) -> Round:
+    """A round in which workflow n takes 10 + n seconds, times factors; its noise is its own."""
+    drawn = random.Random(f"{arm} {index} {factor} {seed}")
     seen = Round(arm=arm, index=index, seed=index, span_s=40.0)
     for number in range(flows):
         name = f"{index}.{number}"
-        took_s = (10 + number) * factor * luck * (1 + _random.uniform(-noise, noise))
+        took_s = (10 + number) * factor * luck * (1 + drawn.uniform(-noise, noise))
         seen.workflows.append(
             WorkflowRecord(workflow=name, arrived_s=1.0, started_s=2.0, ended_s=1.0 + took_s, failed_calls=0)
         )
@@ -32,6 +39,7 @@ def played(arm: str, index: int, factor: float = 1.0, noise: float = 0.0, flows:
                 first_s=2.0 + 0.1 * took_s,
                 ended_s=2.0 + 0.5 * took_s,
                 queue_s=0.05 * took_s,
+                longest_pause_s=0.02 * took_s,
                 prompt_tokens=100,
                 output_tokens=11,
                 device_tokens=60,
@@ -49,6 +57,7 @@ def test_numbers_are_those_of_the_records() -> None:
     assert found["ttft_mean_s"] == pytest.approx(1.55)
     assert found["latency_mean_s"] == pytest.approx(7.75)
     assert found["inter_token_mean_s"] == pytest.approx(0.4 * 15.5 / 10)
+    assert found["pause_p99_s"] == pytest.approx(0.02 * 21, rel=0.01)
     assert (found["workflows"], found["calls"], found["failed_calls"]) == (12, 12, 0)
     assert (found["recomputed_tokens"], found["loaded_tokens"]) == (120, 240)
     assert found["workflows_per_h"] == pytest.approx(12 * 90)
@@ -57,6 +66,16 @@ def test_numbers_are_those_of_the_records() -> None:
     assert found["decoded_s"] == pytest.approx(6.2)
     assert found["tools_s"] == pytest.approx(1.0)
     assert "stall_s" not in found, "nobody measured it"
+
+
+def test_waits_that_the_server_does_not_tell_are_no_waits_of_none() -> None:
+    seen = played("a", 0)
+    for call in seen.calls:
+        call.queue_s = None
+    found = measures([seen])
+    assert "queued_s" not in found
+    assert "queue_mean_s" not in found
+    assert found["prefilled_s"] == pytest.approx(1.55)
 
 
 def test_a_wait_after_the_first_token_is_no_part_of_the_time_before_it() -> None:
@@ -90,7 +109,10 @@ def test_neither_do_their_other_calls_and_their_tools() -> None:
     seen.tools[11].end_s = 100.0
     found = measures([seen])
     assert found["latency_p99_s"] <= cheap.ended_s - cheap.asked_s
-    assert (found["recomputed_tokens"], found["tools_s"]) == (110, pytest.approx(1.0))
+    assert found["tools_s"] == pytest.approx(1.0)
+    assert (found["whole_workflows"], found["workflows"]) == (11, 12)
+    assert found["recomputed_tokens"] == 110 + 1000 + 10, "the server computed all of them"
+    assert found["prompt_tokens"] == 13 * 100
     assert found["decoded_s"] == pytest.approx(6.0)
     assert found["calls"] == 13, "all that were made"
 
@@ -117,9 +139,9 @@ def test_an_arm_that_is_faster_is_told_from_chance() -> None:
 
 def test_two_equal_arms_are_not() -> None:
     told = 0
-    for _ in range(20):
-        base = [played("a", index, noise=0.3) for index in range(3)]
-        same = [played("b", index, noise=0.3) for index in range(3)]
+    for seed in range(20):
+        base = [played("a", index, noise=0.3, seed=seed) for index in range(3)]
+        same = [played("b", index, noise=0.3, seed=seed) for index in range(3)]
         found = difference(values(base, "completion_s"), values(same, "completion_s"))
         assert found is not None
         told += found.distinct
@@ -145,6 +167,20 @@ def test_three_rounds_are_told_by_their_own_spread() -> None:
     assert not found.distinct
     assert found.ratio_low < 0.9
     assert found.ratio_high > 1.0
+
+
+def test_what_is_told_goes_by_the_interval_that_is_shown() -> None:
+    """Rounds of different programs: in seconds they differ by what in parts they do not, and the other way round."""
+    sizes, factors = (2.0, 1.0, 1.9), (0.37, 0.55, 0.365)
+    base = [played("a", index, luck=size) for index, size in enumerate(sizes)]
+    arm = [
+        played("a", index, factor, luck=size) for index, (size, factor) in enumerate(zip(sizes, factors, strict=True))
+    ]
+    found = difference(values(base, "completion_s"), values(arm, "completion_s"))
+    assert found is not None
+    assert found.low_s < 0 < found.high_s
+    assert found.ratio_high < 1
+    assert found.distinct
 
 
 def test_arms_without_a_workflow_in_common_are_not_compared() -> None:

@@ -140,6 +140,64 @@ def test_what_makes_numbers_doubtful_is_said_first(document: dict[str, Any]) -> 
         assert words in told(document)
 
 
+def test_a_difference_that_too_few_rounds_tell_is_not_called_none(document: dict[str, Any]) -> None:
+    document["loads"][0]["arms"][-1]["against_first"]["completion_s"] |= {"distinct": False, "tells": False}
+    assert headline(ReplayRecord.read(document)) == (
+        "kvflow took 0.50x [0.40, 0.60] as long as lru, in too few rounds or programs to tell"
+    )
+
+
+def test_the_headline_is_of_the_largest_load_that_compares_something() -> None:
+    document = make_document((8, 24))
+    document["broken_off"] = True
+    del document["loads"][1]["arms"][1:]
+    assert headline(ReplayRecord.read(document)).endswith("as long as with lru: faster")
+
+
+def test_workflows_that_are_left_out_are_counted(document: dict[str, Any], write: Callable[..., str]) -> None:
+    measures = document["loads"][0]["arms"][2]["measures"]
+    measures |= {"failed_calls": 6, "workflows": 24, "whole_workflows": 18}
+    assert "workflows without one (kvflow: 18 of 24)" in told(document)
+    assert "Of kvflow without workflows of which a call failed." in Page(write(document)).text
+
+
+def test_rounds_that_were_not_played_in_turns_are_told_of(document: dict[str, Any]) -> None:
+    load = document["loads"][0]
+    load["kept"] = [f"{name}, round 0" for name in ARMS]
+    assert told(document) == "", "all of that round was played together"
+    load["kept"].append("lru, round 1")
+    assert "an earlier run played lru, round 1, not in turns" in told(document)
+
+
+def test_memory_is_told_of_every_load(write: Callable[..., str]) -> None:
+    document = make_document((8, 24))
+    for load, tokens in zip(document["loads"], (4_000, 16_720), strict=True):
+        load["sizes"] = {"device_tokens": tokens, "host_tokens": 2 * tokens, "page_tokens": 16}
+    for shown in (printed(replay_tables(document)), Page(write(document)).text):
+        text = " ".join(shown.split())
+        assert "room for 4,000 tokens on the device and 8,000 tokens on the host" in text
+        assert "room for 16,720 tokens on the device" in text
+
+
+def test_waits_that_nobody_told_are_in_the_time_to_the_first_token(
+    document: dict[str, Any], write: Callable[..., str]
+) -> None:
+    assert "waiting to be run" in Page(write(document)).text
+    for arm in document["loads"][0]["arms"]:
+        del arm["measures"]["queued_s"]
+    page = Page(write(document)).text
+    assert "waiting to be run" not in page
+    assert "until the first token: waiting, loading and computing" in page
+
+
+def test_more_arms_than_colours_are_told_apart_by_dashes(write: Callable[..., str]) -> None:
+    document = make_document((8, 24))
+    for load in document["loads"]:
+        load["arms"] = [arm_of(f"arm {number}", 1.0) for number in range(8)]
+    assert "branch arm-0" in write(document)
+    assert "branch arm-0" not in write(make_document((8, 24)))
+
+
 def test_an_arm_that_has_finished_nothing_is_not_drawn_as_the_fastest(
     document: dict[str, Any], write: Callable[..., str]
 ) -> None:
