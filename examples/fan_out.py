@@ -13,7 +13,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 import kvflow
-from kvflow import START, AgentStepGraph
+from kvflow import END, START, AgentStepGraph
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:30000"
 client = kvflow.instrument(AsyncOpenAI(base_url=f"{URL}/v1", api_key="none"))
@@ -22,8 +22,7 @@ GRAPH = (
     AgentStepGraph("research")
     .edge(START, "planner")
     .fan_out("planner", ["web", "papers"], join="writer")
-    .edge("writer", "planner", probability=0.2)
-    .edge("writer", "END", probability=0.8)
+    .edge("writer", END)
 )
 
 

@@ -90,8 +90,8 @@ class Coming:
         return self.announce()
 
     def _before_s(self, workflow_type: str, agents: Mapping[str, int], count: int) -> float:
-        """How long the steps take before an agent's that is so many steps from the start."""
-        typical_s = [self._forecaster.pace.typical_s(workflow_type, agent) for agent in agents if agents[agent] < count]
+        """How long the steps take before an agent's that is so many steps from the start, with what lies between."""
+        typical_s = [self._forecaster.typical_turn_s(workflow_type, agent) for agent in agents if agents[agent] < count]
         return (count - 1) * fmean(typical_s) if typical_s else 0.0
 
     def _predict(self, workflow_type: str, state: _Type) -> None:

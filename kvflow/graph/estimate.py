@@ -47,7 +47,7 @@ def running(flow: Flow, first: Outcomes) -> Iterator[Mapping[int, float]]:
         older, old = old, now
         edges = _out_of(flow, now)
     while True:
-        old, now = now, {node: mass * ratio for node, mass in old.items()}
+        old, now = now, {node: min(1.0, mass * ratio) for node, mass in old.items()}
         yield now
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvflow.graph.model import AgentStepGraph
 
 _MEMO_ENTRIES = 256
+_HORIZON = 64
 _COMES_BACK = "comes back"
 _UNKNOWN = 0.5
 """Probability of what is possible when nothing says how likely it is."""
@@ -41,7 +42,7 @@ def expected_steps(
     graph: AgentStepGraph,
     active: Collection[str],
     satisfied: Collection[Edge] = frozenset(),
-    horizon: int = 64,
+    horizon: int | None = None,
     *,
     max_states: int = MAX_STATES,
 ) -> dict[str, NextUse]:
@@ -63,7 +64,7 @@ def expected_steps(
         active: as in ``steps_to_execution``.
         satisfied: as in ``steps_to_execution``. Alternatives of one source among them are still to be drawn from,
             except a single one that leads into an ALL-join: that one was taken.
-        horizon: steps to look ahead.
+        horizon: steps to look ahead; by default 64, and in large graphs twice as many as there are agents.
         max_states: limit of the exploration.
 
     Raises:
@@ -74,6 +75,7 @@ def expected_steps(
         until what is left fades evenly, 256 ``max_states`` of them at most. Results are remembered per graph version.
     """
     flow = graph.flow
+    horizon = horizon or max(_HORIZON, 2 * len(flow.names))
     key = (flow.mask(active), tuple(sorted(flow.arrived(satisfied).items())), horizon, max_states)
     if key not in flow.memo:
         if len(flow.memo) >= _MEMO_ENTRIES:

@@ -43,8 +43,8 @@ class _Edge(_Strict):
 
 
 def _from_pair(value: object) -> object:
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return {"from": value[0], "to": value[1]}
+    if isinstance(value, list | tuple) and len(value) in (2, 3):
+        return dict(zip(("from", "to", "probability"), value, strict=False))
     return value
 
 
@@ -53,7 +53,7 @@ def _from_nothing(value: object) -> object:
 
 
 class _Document(_Strict):
-    name: str = "workflow"
+    name: _Name = "workflow"
     agents: Annotated[dict[_Name, Annotated[_Agent, BeforeValidator(_from_nothing)]], Field(max_length=MAX_AGENTS)] = {}
     edges: Annotated[list[Annotated[_Edge, BeforeValidator(_from_pair)]], Field(max_length=MAX_EDGES)]
 
@@ -171,4 +171,4 @@ def _check_size(text: str) -> None:
 def _explained(error: ValidationError) -> GraphError:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "the document"
-    return GraphError(f"graph document: {where}: {first['msg']}; see the format in kvflow.graph.io")
+    return GraphError(f"graph document: {where}: {first['msg']}; docs/hints.md has the format (Graph document)")

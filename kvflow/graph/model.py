@@ -10,7 +10,7 @@ from typing import Any, Self
 import networkx as nx
 
 from kvflow.errors import BadProbabilityError, GraphError, UnknownAgentError, UnreachableEndError
-from kvflow.graph.flow import Flow, compile_flow
+from kvflow.graph.flow import Flow, compile_flow, members
 from kvflow.graph.nodes import (
     END,
     MAX_AGENTS,
@@ -145,7 +145,7 @@ class AgentStepGraph:
         if never:
             raise GraphError(
                 f"graph {self.name!r}: {', '.join(map(repr, never))} can never run: no path from START leads there, "
-                "or joins wait for each other"
+                "or joins wait for each other; add an edge to it, or set its join to any"
             )
         if steps[END] is None:
             raise UnreachableEndError(f"graph {self.name!r}: no path leads from START to END; add an edge to END")
@@ -174,6 +174,14 @@ class AgentStepGraph:
     def predecessors(self, name: str) -> tuple[str, ...]:
         """Return what an agent or END follows. Raises UnknownAgentError."""
         return tuple(self._digraph.pred[self._known(name)])
+
+    def waits_for(self, name: str) -> tuple[str, ...]:
+        """Return what an agent with ``Join.ALL`` waits for: its predecessors but those that only run after it.
+
+        Other agents wait for nothing. Raises UnknownAgentError.
+        """
+        self._known(name)
+        return tuple(self.flow.names[u] for u in members(self.flow.required[self.flow.index[name]]))
 
     def alternatives(self, name: str) -> tuple[str, ...]:
         """Return the successors that exclude each other. Raises UnknownAgentError."""

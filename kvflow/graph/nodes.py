@@ -27,7 +27,7 @@ class Join(StrEnum):
     """
 
     ANY = "any"
-    """The first predecessor to finish starts it (the paper's OR, minimum)."""
+    """Every predecessor that finishes starts it, the first one earliest (the paper's OR, minimum)."""
     ALL = "all"
     """It starts when all predecessors have finished (the paper's AND, maximum)."""
 

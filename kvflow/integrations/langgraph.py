@@ -95,8 +95,10 @@ def graph_of(app: Any, name: str = "workflow") -> AgentStepGraph:
             source_name, target_name = (str(_ENDS.get(node, node)) for node in (source, edge.target))
             made.edge(source_name, target_name, probability=1 / len(chosen) if edge.conditional else None)
     for starts, end in getattr(builder, "waiting_edges", ()):
-        if end in made and set(made.predecessors(end)) == set(starts):
+        if end in made:
             made.agent(end, join=Join.ALL)
+            if set(made.waits_for(end)) != set(starts):  # it is started as well, and not by the way back of a loop
+                made.agent(end, join=Join.ANY)
     made.validate()
     return made
 

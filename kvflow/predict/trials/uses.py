@@ -230,9 +230,11 @@ class UseTrial:
         if use is None or use.steps is None or not others:
             return None
         between_s = self._pauses.of(workflow_type, agent).residual_s(0.0)
-        total = sum(expected[other].probability for other in others)
+        steps = use.steps
+        earlier = [other for other in others if (expected[other].steps or steps) < steps] or list(others)
+        total = sum(expected[other].probability for other in earlier)
         typical_s = sum(
-            expected[other].probability * self._pace.step_s(workflow, workflow_type, other) for other in others
+            expected[other].probability * self._pace.step_s(workflow, workflow_type, other) for other in earlier
         )
         return StepsAhead(
             steps=use.steps,

@@ -63,7 +63,7 @@ def first_passage(rows: dict[str, Row], start: str, target: str, horizon: int = 
 def test_agents_in_any_order_are_as_likely_and_as_far_as_matrices_say(rows):
     start, other = list(rows)[:2]
     for active in (start, other):
-        found = expected_steps(graph_of(rows), {active})
+        found = expected_steps(graph_of(rows), {active}, horizon=64)
         for target in (*rows, END):
             probability, steps = first_passage(rows, active, target)
             assert found[target].probability == pytest.approx(probability, abs=1e-3)
@@ -87,7 +87,7 @@ def test_two_groups_that_seldom_meet_are_not_taken_for_steady():
 @pytest.mark.parametrize("rows", [free_chat(63), supervisor(250)], ids=["chat of 63", "250 workers"])
 def test_more_agents_than_can_be_followed_are_estimated_closely(rows):
     start, other = list(rows)[:2]
-    found = expected_steps(graph_of(rows), {start})
+    found = expected_steps(graph_of(rows), {start}, horizon=64)
     for target in (other, END):
         probability, steps = first_passage(rows, start, target)
         assert found[target].probability == pytest.approx(probability, rel=0.1)
@@ -130,3 +130,21 @@ def test_parallel_agents_that_are_estimated_are_not_taken_for_certain():
     found = expected_steps(graph, {"p"})
     assert found["rare"].probability == pytest.approx(1 - 0.98**12, abs=0.03)
     assert found["rare"].steps == pytest.approx(3, abs=0.3)
+
+
+def test_an_estimate_is_no_more_than_certain_where_what_runs_multiplies():
+    """Each worker calls the boss again, and that all of them: estimates add up, and were taken to grow for ever."""
+    graph = AgentStepGraph().edge(START, "router").edge("router", "boss", probability=0.01)
+    graph.edge("router", END, probability=0.99)
+    for name in (f"w{n}" for n in range(10)):
+        graph.edge("boss", name).edge(name, "boss", probability=0.7)
+    for use in expected_steps(graph, {"router"}).values():
+        assert 0 <= use.probability <= 1
+        assert use.steps is None or 1 <= use.steps <= 64
+
+
+def test_agents_of_a_long_chain_are_all_expected():
+    graph = AgentStepGraph().chain(START, *(f"a{n}" for n in range(100)), END)
+    found = expected_steps(graph, {"a0"})
+    assert found["a80"].probability == 1.0
+    assert found["a80"].steps == pytest.approx(80)
