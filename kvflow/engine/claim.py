@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvflow.engine.branches import Branches, Mark
@@ -88,6 +89,14 @@ class Claim:
     def fixed_prompt(self) -> FixedPrompt:
         """What its prompts begin with: as the latest did, or the latest of its role."""
         return self.own_prompt or self.role.prompt
+
+    def ends_tokens(self) -> Iterator[int]:
+        """Positions from which its next prompts may go on: where its conversations have ended, or its fixed prompt."""
+        yield self.context_tokens
+        yield self.fixed_prompt.tokens
+        for branch in self.branches.others:
+            if branch.tip.owners is not None:
+                yield branch.tip.owners.end_tokens
 
     @property
     def ended_for_good(self) -> bool:

@@ -255,6 +255,17 @@ class Owners:
             return None
         return claim
 
+    def ends_within(self, reach_tokens: int) -> bool:
+        """Whether a context that is claimed ends at the node, or less than so many tokens behind it.
+
+        What is pinned by command counts wherever it ends. Cost: O(claims and roles, with their fixed prompts).
+        """
+        if self.pins:
+            return True
+        live = [claim for claim in self.claims if not claim.retired]
+        ends = (end for holder in (*live, *self.fixed) for end in holder.ends_tokens())
+        return any(0 <= end - self.end_tokens < reach_tokens for end in ends)
+
     def _idle_since_s(self) -> float:
         return max([self.since_s, *(claim.ended_s for claim in self.claims if claim.retired)])
 

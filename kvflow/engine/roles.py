@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,12 @@ class Role:
             prompt = self.prompts[digest] = FixedPrompt(tokens)
         self.prompts.move_to_end(digest)
         return prompt
+
+    def ends_tokens(self) -> Iterator[int]:
+        """Positions from which prompts of other workflows may go on: where its fixed prompts end."""
+        yield self.prompt.tokens
+        for prompt in self.prompts.values():
+            yield prompt.tokens
 
     def forget_nodes(self) -> None:
         """Nothing of it is in the cache any more."""

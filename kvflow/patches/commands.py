@@ -58,9 +58,23 @@ class CacheCommands:
         _, commands = commands_of(req)
         path = self._cache.path_of(req) if commands and req.lock is not None else []
         if commands and (not path or path[0][1] < self._tokens(req)):
+            self._begin(req, commands, path)
             return
         now = {place: command for place, command in enumerate(commands) if command.verb != "kv.demote"}
         req._kvflow_answers = {place: self._on_prompt(req, command, path) for place, command in now.items()}
+
+    def _begin(self, req: Any, commands: list[KvCommand], path: list[tuple[Any, int]]) -> None:
+        """Pin what is there of a prompt that has been computed, where SGLang enters the rest of it with its answer.
+
+        It does so for the sake of windows and states. All of the prompt is pinned, and that counted, in the end.
+        """
+        computed = path and (req.extend_end or 0) >= len(req.origin_input_ids)
+        if self._cache.plain or not computed or hasattr(req, "_kvflow_begun"):
+            return
+        req._kvflow_begun = True
+        for command in commands:
+            if command.verb in ("kv.pin", "kv.retain"):
+                self._guard.run(self._commands.on_prompt, self._of(req, command), path, default=None)
 
     def over(self, req: Any) -> None:
         """Execute the rest when a request has let go of its path, for good, and say what has become of all."""
@@ -86,11 +100,15 @@ class CacheCommands:
         self._commands.flushed()
 
     def _on_prompt(self, req: Any, command: KvCommand, path: list[tuple[Any, int]]) -> Answer:
+        return self._answer(self._commands.on_prompt, self._of(req, command), path)
+
+    def _of(self, req: Any, command: KvCommand) -> KvCommand:
+        """A command with the range of a request's prompt that it is about."""
         tokens = self._tokens(req)
         end_tokens = min(tokens, command.end_tokens or tokens)
         if command.verb == "kv.demote" and end_tokens == tokens:
             end_tokens = None  # the answer hangs below the prompt, and has to leave before it
-        return self._answer(self._commands.on_prompt, replace(command, end_tokens=end_tokens), path)
+        return replace(command, end_tokens=end_tokens)
 
     def _tokens(self, req: Any) -> int:
         """How much of a request's prompt can be in the cache, in whole pages."""

@@ -176,9 +176,14 @@ class KvflowTreeCore(UnifiedTreeCore):
             self._open_round(
                 Tier.DEVICE, self.evictable_device_leaves, spared_tokens=min(request_cnt, self._short_tokens)
             )
-        elif not self.enable_session_radix_cache:
-            self._sparing.run(give_second_chance, self, component_type, default=None)
+        else:
+            self._spare(component_type, Tier.DEVICE)
         return super().evict_device_start(component_type, request_cnt)
+
+    def _spare(self, component_type: Any, tier: Tier) -> None:
+        """Let claims have a say in which windows and states leave."""
+        if not self.enable_session_radix_cache:
+            self._sparing.run(give_second_chance, self, component_type, tier, default=None)
 
     def evict_device_next_node(self, component_type: Any, tracker: Any) -> Any:
         if component_type is not BASE_COMPONENT_TYPE:
@@ -203,10 +208,14 @@ class KvflowTreeCore(UnifiedTreeCore):
 
     def drive_host_eviction(self, component_type: Any, num_tokens: int) -> Any:
         with self.coordinator.round_within():
+            if component_type is not BASE_COMPONENT_TYPE:
+                if component_type in self.components_by_type:
+                    self._spare(component_type, Tier.HOST)
+                return super().drive_host_eviction(component_type, num_tokens)
             self._open_round(Tier.HOST, self.evictable_host_leaves, tokens=num_tokens, spared_tokens=num_tokens)
             try:
                 freed = Freed()
-                if component_type is BASE_COMPONENT_TYPE and self._is_exclusive():
+                if self._is_exclusive():
                     self._clearing.run(give_up_first, self, num_tokens, freed, default=None)
                 result: Any = super().drive_host_eviction(component_type, max(0, num_tokens - freed.tokens))
                 freed.add_to(result)
@@ -215,7 +224,7 @@ class KvflowTreeCore(UnifiedTreeCore):
                 self._close_round(self.evictable_host_leaves)
 
     @contextlib.contextmanager
-    def short_of(self, tokens: int) -> Iterator[None]:
+    def short_of(self, tokens: float) -> Iterator[None]:
         """Evict for so many tokens: a round that goes on until there is room is asked for all there is."""
         self._short_tokens = tokens
         try:

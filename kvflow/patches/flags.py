@@ -99,8 +99,11 @@ def refuse_unsupported(server_args: Any) -> None:
         (value("smg_grpc_mode") or value("grpc_mode"), "gRPC mode", "it has no HTTP routes: leave it out"),
         (value("use_ray"), "--use-ray", "its actors load no plugins: leave it out"),
         (
-            value("enable_dp_attention") or value("attn_dp_size", 1) > 1 or value("dwdp_size", 1) > 1,
-            "--attn-dp-size, --dwdp-size or --enable-dp-attention",
+            value("enable_dp_attention")
+            or value("attn_dp_size", 1) > 1
+            or value("dwdp_size", 1) > 1
+            or (value("enable_prefill_cp") and value("dp_size", 1) > 1),  # SGLang makes that attn_dp_size later
+            "--attn-dp-size, --dwdp-size, --enable-dp-attention or --enable-prefill-cp with --dp-size",
             "attention data parallelism is not supported yet: leave it out",
         ),
         (value("pp_size", 1) > 1, "--pp-size > 1", "pipeline stages would decide at different times: use --tp-size"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from kvflow.engine.speed import Speed
 from kvflow.patches.guard import Guard
 from kvflow.policy import ServingCosts
+
+logger = logging.getLogger(__name__)
 
 _MOST_UNDER_WAY = 8
 
@@ -34,6 +37,7 @@ class Timing:
         self._done_s = 0.0
         self._under_way: dict[int, Callable[[float], None]] = {}
         self._guard = Guard("timing")
+        self._speculates = False
 
     def launched(self, batch: Any) -> None:
         """A batch has been launched."""
@@ -45,7 +49,10 @@ class Timing:
 
     def _launched(self, batch: Any) -> None:
         mode = batch.forward_mode
-        if not batch.spec_algorithm.is_none() or all(map(is_health_check_generate_req, batch.reqs)):
+        if not batch.spec_algorithm.is_none():
+            self._leave_out()
+            return
+        if all(map(is_health_check_generate_req, batch.reqs)):
             return
         if mode == ForwardMode.DECODE:
             took = partial(self.speed.decoded, len(batch.reqs), int(batch.seq_lens_cpu.sum()))
@@ -60,6 +67,11 @@ class Timing:
         if len(self._under_way) >= _MOST_UNDER_WAY:
             self._under_way.clear()
         self._under_way[batch.forward_iter] = took
+
+    def _leave_out(self) -> None:
+        if not self._speculates:
+            self._speculates = True
+            logger.info("kvflow: this server speculates, so what it takes to compute is not measured, only loads are")
 
     def _processed(self, batch: Any) -> None:
         now_s = time.monotonic()

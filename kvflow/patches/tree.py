@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from math import inf
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -59,6 +60,8 @@ def build(context: Any) -> Any:
     context.params.tree_core_backend = switch.BACKEND
     cache: Any = create_unified_radix_cache(context, cache_class=KvflowRadixCache)
     logger.info("kvflow evicts by %s on top of %s", cache.coordinator.policy, context.params.eviction_policy)
+    if not cache.plain and cache.cache_controller is not None and _may_prefetch(settings):
+        logger.info("kvflow: nothing is loaded or copied ahead for a model with sliding windows or state-space layers")
     return cache
 
 
@@ -78,12 +81,11 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.watch = Watch(self, max(params.chunked_prefill_size or 0, 0))
         self.splicer: Splicer | None = None
         settings = config.load()
-        plain = len(self.tree_components) == 1  # no windows or states, which a part of a context may lack
-        self.tree_core.exclusive = plain and is_exclusive(
+        self.tree_core.exclusive = self.plain and is_exclusive(
             settings.eviction.exclusive, self.token_to_kv_pool_allocator.size_full, params.chunked_prefill_size or 0
         )
         self.gate = Gate(self) if settings.admission.mode == "workflow" and _holds(Feature.ADMISSION) else None
-        self.prefetch = Prefetch(self, settings.prefetch) if plain and _may_prefetch(settings) else None
+        self.prefetch = Prefetch(self, settings.prefetch) if self.plain and _may_prefetch(settings) else None
         if self.prefetch is not None:
             self.tree_core.on_left = self.prefetch.left
         self.commands = CacheCommands(self, settings)
@@ -91,6 +93,11 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.timing = Timing(self.coordinator.costs) if settings.costs.learn_compute else None
         self._tagging = Guard("claims")
         self._counting = Guard("counters")  # apart: what it calls may fail on one rank alone
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are no windows or states, which a part of a context may lack."""
+        return len(self.tree_components) == 1
 
     def reset(self) -> None:
         super().reset()
@@ -103,11 +110,13 @@ class KvflowRadixCache(UnifiedRadixCache):
             if self.prefetch is not None:
                 self.prefetch.forget()
             if self.splicer is not None:
-                self.splicer.reuse.clear()
+                self.splicer.clear()
 
     def match_prefix(self, params: Any) -> Any:
         result = super().match_prefix(params)
         if params.req is not None:
+            if not self.plain:
+                params.req._kvflow_full_tokens = result.full_kv_hit_length
             self.watch.looked_up(params.req)
             # with admission its arrival has been told already, but without it by nobody
             if self.coordinator.claims.replicated and (claim := claim_of(params.req)) is not None:
@@ -160,7 +169,7 @@ class KvflowRadixCache(UnifiedRadixCache):
     def evict_for_alloc(self, params: Any, **others: Any) -> Any:
         mark = self.tree_core.watermark
         alone = not (others or params.swa_num_tokens or params.mamba_num)
-        with self.tree_core.short_of(params.num_tokens):
+        with self.tree_core.short_of(params.num_tokens or inf):
             if not (alone and 0 < params.num_tokens < mark.high_tokens and len(self.coordinator.claims)):
                 return super().evict_for_alloc(params, **others)
             wanted = self._component_available_size(ComponentType.FULL) + params.num_tokens

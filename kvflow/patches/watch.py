@@ -91,7 +91,10 @@ class Watch:
         device = cache.token_to_kv_pool_allocator.size_full
         in_tree = cache.full_evictable_size() + cache.full_protected_size()
         private = device - cache._component_available_size(ComponentType.FULL) - in_tree
-        host = cache.cache_controller.mem_pool_host.size if cache.cache_controller is not None else 0
+        host = 0
+        if cache.cache_controller is not None:
+            pool = cache.cache_controller.mem_pool_host
+            host = getattr(pool, "logical_size", pool.size)  # of all ranks that share a context (--dcp-size)
         return MemoryView(device, host, max(0, private), self._chunk_tokens)
 
     def digests(self, req: Any) -> list[int]:
@@ -109,6 +112,7 @@ class Watch:
         """Compare a request's hits with LRU's once its first chunk has been computed, and after every retraction.
 
         What was loaded while it waited in the queue was not on the device when it came.
+        What it cannot go on from for want of a window or state no order of contexts has lost: that counts as found.
         """
         if getattr(req, "_kvflow_watched", None) == req.retraction_count:
             return
@@ -117,6 +121,8 @@ class Watch:
         hits = _hits(req)
         brought = min(hits[Tier.DEVICE], brought_tokens(used))
         hits |= {Tier.DEVICE: hits[Tier.DEVICE] - brought, Tier.HOST: hits[Tier.HOST] + brought}
+        unused = max(0, getattr(req, "_kvflow_full_tokens", 0) - sum(hits.values()))
+        hits |= {Tier.DEVICE: hits[Tier.DEVICE] + unused}
         self._cache.trust.started(req.rid, self.digests(req), hits, self.memory(), rest)
 
     def _leave(self, req: Any, checkpointed: bool) -> list[int]:

@@ -74,3 +74,17 @@ def test_contexts_are_kept_by_claims_while_windows_are_evicted(
         assert stats["prefetches"] == stats["background_loads"] == 0
         server.end("w")
         server.flush()
+
+
+def test_what_cannot_be_gone_on_from_for_want_of_a_window_is_not_held_against_predictions(
+    start: Callable[..., Any], sliding_model: Path
+) -> None:
+    with start("--enable-kvflow", *FLAGS, folder=sliding_model) as server:
+        for number in range(4):
+            head = text(f"head {number}", 400)
+            for tail in ("one", "two"):  # of the first prompt SWA keeps the window at its end alone
+                found = server.generate(head + text(tail, 100))
+                assert found["meta_info"]["cached_tokens"] < WINDOW_TOKENS
+        (replica,) = server.get("status")["replicas"]
+        assert (replica["guard"]["active"], replica["guard"]["lost_tokens"]) == (True, 0)
+        server.flush()

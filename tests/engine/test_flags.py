@@ -22,6 +22,7 @@ REFUSED = [
     (("--enable-dp-attention",), "--enable-dp-attention"),
     (("--attn-dp-size", "2"), "--attn-dp-size"),
     (("--dwdp-size", "2"), "--dwdp-size"),
+    (("--enable-prefill-cp", "--dp-size", "2"), "--enable-prefill-cp with --dp-size"),
     (("--pp-size", "2"), "--pp-size"),
     (("--hicache-host-memory-mode", "buffer_only"), "buffer_only"),
     (("--enable-unified-cache-external-linker",), "external cache linker"),

@@ -122,3 +122,25 @@ def test_of_many_leaves_prediction_chooses_among_the_oldest_of_all(
     for _ in range(3):
         core.candidates()
         assert sum(node.last_access_time <= core.coordinator._cutoff for node in core.evictable_device_leaves) == oldest
+
+
+def test_a_round_that_makes_room_for_states_spares_what_is_pinned(
+    make_tree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang may have contexts leave for a state, and then asks for no tokens of them."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    tree, prompts = many(make_tree, "kvflow")
+    announce(tree, "w", a=1)
+    free = prompts[500:516]
+    for tokens in prompts:
+        tag(tree, "w", "a", tokens, 8)
+        if tokens not in free:
+            tree.path(tokens)[0][0].owners.pins["t", "device"] = Pin(until_s=100.0, priority=50, on_device=True)
+    monkeypatch.setattr(
+        UnifiedRadixCache, "evict_for_alloc", lambda self, params: self.evict(EvictParams(num_tokens=8))
+    )
+    tree.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+    assert sum(not tree.resident(tokens) for tokens in prompts) == 1
+    assert sum(not tree.resident(tokens) for tokens in free) == 1

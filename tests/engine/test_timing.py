@@ -25,6 +25,8 @@ class Loop:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         self.timing = timing.Timing(COSTS)
+        self.cache = SimpleNamespace(timing=self.timing, splicer=None)
+        self.scheduler = SimpleNamespace(tree_cache=self.cache)
         self.now_s = self._free_s = 0.0
         self._device = device
         self._last: tuple[Any, float] | None = None
@@ -50,7 +52,7 @@ class Loop:
         self._free_s = max(self._free_s, self.now_s) + takes_s
         if self._device == "cpu":
             self.now_s = self._free_s
-        self.timing.launched(launched)
+        assert timing.launched("result", self.scheduler, launched) == "result"
         self.idle()
         self._last = launched, self._free_s
 
@@ -58,7 +60,7 @@ class Loop:
         if self._last is not None:
             batch, done_s = self._last
             self.now_s = max(self.now_s, done_s)
-            self.timing.processed(batch)
+            timing.processed(None, self.scheduler, batch)
             self._last = None
 
 
@@ -96,3 +98,41 @@ def test_what_does_more_than_compute_is_left_out(loop: Loop, more: dict[str, Any
     loop.idle()
     assert loop.timing.speed.prefill_factor is None
     assert not loop.timing._under_way
+
+
+def test_prefill_batches_that_may_reuse_texts_are_left_out_and_decode_steps_are_not(loop: Loop) -> None:
+    loop.cache.splicer = object()
+    for _ in range(50):
+        loop.run(ForwardMode.EXTEND)
+        loop.run(ForwardMode.DECODE)
+        loop.idle()
+    assert loop.timing.speed.prefill_factor is None
+    assert loop.timing.speed.decode_factor == pytest.approx(DECODE_S / 0.01)
+
+
+@pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DECODE])
+def test_nothing_is_timed_where_batches_share_the_device(loop: Loop, mode: ForwardMode) -> None:
+    loop.scheduler.enable_pdmux = True
+    for _ in range(50):
+        loop.run(mode)
+    loop.idle()
+    assert (loop.timing.speed.prefill_factor, loop.timing.speed.decode_factor) == (None, None)
+    assert not loop.timing._under_way
+
+
+def test_caches_that_are_not_ours_are_left_alone(loop: Loop) -> None:
+    loop.scheduler.tree_cache = SimpleNamespace()
+    loop.run(ForwardMode.EXTEND)
+    loop.idle()
+    loop.scheduler.tree_cache = SimpleNamespace(timing=None, splicer=None)
+    loop.run(ForwardMode.EXTEND)
+    loop.idle()
+
+
+def test_that_a_server_which_speculates_measures_loads_only_is_said_once(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            loop.run(ForwardMode.EXTEND, spec_algorithm=SimpleNamespace(is_none=lambda: False))
+    assert caplog.text.count("only loads are") == 1

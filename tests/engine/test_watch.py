@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,3 +41,12 @@ def test_the_shadow_keeps_what_sglang_refreshes_for_requests_that_wait(
         guard.ended(name, digests[name], memory=view)
     assert guard._device.prefix(digests[0]) == 4
     assert guard._device.prefix(digests[2]) == 0
+
+
+@pytest.mark.parametrize(("sizes", "tokens"), [({"logical_size": 400}, 400), ({}, 100)])
+def test_what_ranks_that_share_a_context_hold_on_the_host_adds_up(
+    make_tree: Callable[..., Any], sizes: dict[str, int], tokens: int
+) -> None:
+    cache = make_tree("kvflow").cache
+    cache.cache_controller = SimpleNamespace(mem_pool_host=SimpleNamespace(size=100, **sizes))
+    assert cache.watch.memory().host_tokens == tokens
