@@ -5,8 +5,9 @@ to send and never sends; `patches` owns the sockets, the routes and the timer ta
 """
 
 from kvflow.control.graphs import GraphBook
-from kvflow.control.plane import ControlPlane, Intake, starts_step
+from kvflow.control.intake import Intake, starts_step
+from kvflow.control.plane import ControlPlane
 from kvflow.control.quotes import Quotes
-from kvflow.control.workflow import Workflow
+from kvflow.control.workflow import Context, Workflow
 
-__all__ = ["ControlPlane", "GraphBook", "Intake", "Quotes", "Workflow", "starts_step"]
+__all__ = ["Context", "ControlPlane", "GraphBook", "Intake", "Quotes", "Workflow", "starts_step"]

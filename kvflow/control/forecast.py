@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, partial
+from heapq import nsmallest
+from itertools import accumulate
 
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END, NextUse
@@ -13,8 +16,14 @@ from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Surv
 from kvflow.predict.endings import Endings
 from kvflow.predict.next_use import Wait, mean_ahead_s, next_use, still_alive
 
+MOST_AHEAD = 64
+"""Agents of one workflow that are predicted although they hold nothing yet. What they may find is the fixed prompt that
+all workflows of the type share; of those that come later nothing has to be loaded, or kept for them, for long."""
 _RETURN = "return"
+_GAP = "gap"
 _LEAST_PROBABILITY = 0.01
+_SAME_STEP = 1e-6
+"""Agents that are expected in the same step may differ by rounding."""
 _DIES = 0.02
 """Share of pauses that no client comes back from, before anything is known."""
 _WAITED_WEIGHT = 0.05
@@ -29,7 +38,8 @@ class Forecaster:
     Attributes:
         tools: how long tools take, by tool and verb.
         returns: how long it takes until an agent's context is used again, whatever happens in between.
-        between: how long it takes from the end of an agent's step until the next step begins.
+        between: how long it takes from the end of an agent's step until the next step begins ...
+        gaps: ... and how that varies.
         pace: how long agents' steps take.
         survival: whether contexts are used again, by how often they have been.
         endings: the same, by the tool that was called last.
@@ -41,6 +51,7 @@ class Forecaster:
     tools: DurationModel = field(default_factory=DurationModel)
     returns: DurationModel = field(default_factory=DurationModel)
     between: Pace = field(default_factory=partial(Pace, cold_start_s=0.0))
+    gaps: DurationModel = field(default_factory=DurationModel)
     pace: Pace = field(default_factory=Pace)
     survival: Survival = field(default_factory=Survival)
     endings: Endings = field(default_factory=Endings)
@@ -92,6 +103,7 @@ class Forecaster:
     def step_followed(self, workflow: Workflow, agent: str, seconds: float) -> None:
         """Learn how long after a step of an agent the next one began."""
         self.between.observe_step(workflow.workflow_id, workflow.workflow_type, agent, seconds)
+        self.gaps.observe(_GAP, _key(workflow, agent), seconds)
 
     def workflow_ended(self, workflow: Workflow, *, ended: bool, over: bool | None) -> None:
         """Learn how often the workflow's contexts were used.
@@ -111,20 +123,23 @@ class Forecaster:
         self.pace.forget(workflow.workflow_id)
         self.between.forget(workflow.workflow_id)
 
-    def claims(self, workflow: Workflow, steps: dict[str, float | None], now_s: float) -> tuple[ClaimPrediction, ...]:
+    def claims(
+        self, workflow: Workflow, steps: dict[str, float | None], now_s: float, most_ahead: int = MOST_AHEAD
+    ) -> tuple[ClaimPrediction, ...]:
         """Predict the next use of every context the workflow may still use.
 
         Args:
             workflow: the run.
             steps: steps-to-execution of every agent, 0 for those that run; as the ``steps`` policy wants them.
             now_s: the time.
+            most_ahead: agents to predict, the soonest, of those that have neither a context nor a pin.
         """
         ahead = workflow.cursor.next_use if workflow.cursor is not None else {}
         pinned = {agent for agent, _ in workflow.pins}
         lengths = _StepLengths(ahead, lambda agent: self._turn_s(workflow, agent))
         alive = cache(partial(self._alive, workflow, now_s))
         predictions = []
-        for agent in sorted(steps.keys() | pinned | workflow.contexts.keys()):
+        for agent in _foreseen(steps, pinned | workflow.contexts.keys(), most_ahead):
             count = steps.get(agent)
             if count is None and agent not in pinned and not self._may_return(workflow, agent):
                 continue
@@ -172,6 +187,8 @@ class Forecaster:
             if workflow.children:  # it waits for a sub-workflow, and silence says nothing
                 probability = max(probability, again)
             return probability, round(min(due_s for _, due_s in uses), 2)
+        if steps == 0:  # its step has begun, and has asked for nothing yet
+            return alive(), round(now_s, 1)
         if ahead is None:  # only the graph's earliest step is known, or nothing at all
             later = 1.0 if steps is not None else 0.0
         if _is_declared(workflow, agent) or context is None or not context.turns:
@@ -183,7 +200,7 @@ class Forecaster:
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             return later, round(now_s + (steps or 0.0) * self._turn_s(workflow, agent), 1)
         left_s = max(self._step_left_s(workflow, agent, step, now_s) for step in workflow.steps_before(agent))
-        return later, round(now_s + mean_ahead_s(ahead.steps, left_s, lengths.before_s(agent)), 1)
+        return later, round(now_s + mean_ahead_s(ahead.steps, left_s, lengths.before_s(agent, ahead.steps)), 1)
 
     def _after(
         self,
@@ -241,6 +258,8 @@ class Forecaster:
     def _step_left_s(self, workflow: Workflow, agent: str, step: tuple[str, str] | None, now_s: float) -> float:
         """What is left of a step before an agent's; once it should be over, as long as such steps vary (exponential).
 
+        So it is of what lies between two steps; and what is later than that may be as late again.
+
         Args:
             workflow: whose steps they are.
             agent: who comes after it.
@@ -253,7 +272,7 @@ class Forecaster:
             ended_s = now_s if workflow.ended_s is None else workflow.ended_s
             silent_s = max(0.0, now_s - ended_s)
             left_s = self.between.step_s(workflow.workflow_id, workflow.workflow_type, step[0]) - silent_s
-            return left_s if left_s > 0 else silent_s  # what is late may take as long again
+            return max(abs(left_s), self.between.spread_s(workflow.workflow_type, step[0]))
         step_s = self._step_s(workflow, step[0])
         passed_s = max(0.0, now_s - workflow.started_s[step])
         return min(step_s, max(step_s - passed_s, self.pace.spread_s(workflow.workflow_type, step[0])))
@@ -264,10 +283,16 @@ class Forecaster:
             return 1.0
         answered_s = [context.answered_s for context in workflow.contexts.values() if context.answered_s is not None]
         silent_s = max(0.0, now_s - max([workflow.last_seen_s, *answered_s]))
-        likely = self.returns.of(_RETURN, _key(workflow, workflow.latest[0])).longer_than(silent_s)
+        latest = _key(workflow, workflow.latest[0])
+        known = self.returns.of(_RETURN, latest), self.gaps.of(_GAP, latest)
+        likely = max(durations.longer_than(silent_s) for durations in known)
         for wait in workflow.waits.values():
             likely = max(likely, self._durations(workflow, wait).longer_than(max(0.0, now_s - wait.started_s)))
         return still_alive(1 - _DIES, likely)
+
+    def typical_turn_s(self, workflow_type: str, agent: str) -> float:
+        """From the beginning of an agent's step to that of the next one, in any workflow of a type."""
+        return self.pace.typical_s(workflow_type, agent) + self.between.typical_s(workflow_type, agent)
 
     def _turn_s(self, workflow: Workflow, agent: str) -> float:
         """From the beginning of an agent's step to that of the next one."""
@@ -278,8 +303,14 @@ class Forecaster:
         return self.pace.step_s(workflow.workflow_id, workflow.workflow_type, agent)
 
 
+def _foreseen(steps: Mapping[str, float | None], own: Set[str], most: int) -> list[str]:
+    """Agents to predict, sorted: those that hold something, and so many others, the soonest."""
+    others = [(count, agent) for agent, count in steps.items() if count is not None and agent not in own]
+    return sorted(own | {agent for _, agent in nsmallest(most, others)})
+
+
 class _StepLengths:
-    """How long the steps are that may come before an agent's next one: the others', as likely as they are.
+    """How long the steps are that may come before an agent's next one: those expected earlier, as likely as they are.
 
     Args:
         ahead: who may run next.
@@ -288,16 +319,23 @@ class _StepLengths:
 
     def __init__(self, ahead: Mapping[str, NextUse], turn_s: Callable[[str], float]) -> None:
         self._turn_s = turn_s
-        self._weighted = {agent: (use.probability, use.probability * turn_s(agent)) for agent, use in ahead.items()}
-        self._weighted.pop(END, None)
-        self._total = sum(weight for weight, _ in self._weighted.values())
-        self._total_s = sum(seconds for _, seconds in self._weighted.values())
+        in_order = sorted((use.steps, agent) for agent, use in ahead.items() if use.steps is not None and agent != END)
+        self._steps = [steps for steps, _ in in_order]
+        weights = [ahead[agent].probability for _, agent in in_order]
+        lengths_s = (weight * turn_s(agent) for weight, (_, agent) in zip(weights, in_order, strict=True))
+        self._weight = list(accumulate(weights, initial=0.0))
+        self._weighted_s = list(accumulate(lengths_s, initial=0.0))
 
-    def before_s(self, agent: str) -> float:
-        """Mean length; that of the agent's own if there are no others. Cost: O(1)."""
-        own, own_s = self._weighted.get(agent, (0.0, 0.0))
-        others = self._total - own
-        return (self._total_s - own_s) / others if others > _LEAST_PROBABILITY else self._turn_s(agent)
+    def before_s(self, agent: str, steps: float) -> float:
+        """Mean length; that of the agent's own if nobody is expected earlier. Cost: O(log agents).
+
+        Args:
+            agent: who runs next.
+            steps: in so many steps.
+        """
+        earlier = bisect_left(self._steps, steps - _SAME_STEP)
+        weight = self._weight[earlier]
+        return self._weighted_s[earlier] / weight if weight > _LEAST_PROBABILITY else self._turn_s(agent)
 
 
 def _goes_on(

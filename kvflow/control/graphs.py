@@ -7,8 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvflow.graph import AgentStepGraph, TransitionLearner, from_dict
+from pydantic import TypeAdapter, ValidationError
 
+from kvflow.errors import GraphError
+from kvflow.graph import AgentStepGraph, TransitionLearner, from_dict
+from kvflow.hints.fields import Name
+from kvflow.hints.models import first_problem
+
+_TYPE: TypeAdapter[str] = TypeAdapter(Name)
 _NEW_SHARE = 0.25
 """Of all types, those that have had one run and are sure of their place."""
 
@@ -47,8 +53,14 @@ class GraphBook:
         Clients declare again and again: a graph that is what it was stays the same object, with what is computed of it.
 
         Raises:
-            GraphError: the document is malformed or the graph invalid; the old one stays.
+            GraphError: the document is malformed or the graph invalid, and the old one stays; or no fact may name the
+                type.
         """
+        try:
+            _TYPE.validate_python(workflow_type)
+        except ValidationError as error:
+            wrong = f"workflow type {workflow_type[:40]!r}: {first_problem(error)[1]}"
+            raise GraphError(f"{wrong}; call it as the facts do that begin its workflows") from None
         graph, known = from_dict(document), self._declared.get(workflow_type)
         if known is not None and known == graph:
             graph = known

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from itertools import islice
+from typing import Any
 
 from kvflow.config import Settings
 from kvflow.control.coming import Coming
-from kvflow.control.forecast import Forecaster
+from kvflow.control.forecast import MOST_AHEAD, Forecaster
 from kvflow.control.graphs import GraphBook
+from kvflow.control.intake import Intake, asking
 from kvflow.control.quotes import Quotes
-from kvflow.control.table import WorkflowTable
+from kvflow.control.table import WorkflowTable, parent_problem
 from kvflow.control.threads import Threads
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import END
-from kvflow.hints import VERBS, DecodedFact, Fact, FeedbackFact, Outcome, Status, StepFact, ToolFact
+from kvflow.hints import VERBS, DecodedFact, FeedbackFact, Outcome, Status, StepFact, ToolFact
 from kvflow.hints.models import FACT_MODELS, SEGMENTS_TYPE
 from kvflow.predict import WorkflowUpdate
 
@@ -26,25 +27,11 @@ _LEAST_REVISIT_S, _REVISIT_SHARE = 0.25, 0.1
 """Least time between two predictions of a workflow of which nothing is heard, and as a share of the silence so far."""
 _UNLIKELY = 0.02
 """Nobody says that an inferred workflow has ended: it has if it comes back no likelier than this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
-    """What came of some facts.
-
-    Attributes:
-        outcomes: one per fact, in order.
-        updates: predictions that changed, to be sent to every scheduler rank in this order.
-        feedback: workflows and their outcomes, for the ranks too.
-        changed: workflows to predict anew once all facts are in.
-        asked: contexts that the request the facts came with is now in flight for, one at most.
-    """
-
-    outcomes: list[Outcome] = field(default_factory=list)
-    updates: list[WorkflowUpdate] = field(default_factory=list)
-    feedback: list[tuple[str, float]] = field(default_factory=list)
-    changed: dict[str, Workflow] = field(default_factory=dict)
-    asked: list[Context] = field(default_factory=list)
+_MOST_CLAIMS, _AHEAD_SHARE = 65_536, 0.5
+"""Claims of all live workflows, which schedulers go through again and again. Beyond this share of them, agents without
+context or pin get none: contexts come with requests, and must find room whatever graphs there are."""
+_MOST_EXPIRE_S = 0.05
+"""How long requests may have to wait while predictions are made again."""
 
 
 class ControlPlane:
@@ -66,6 +53,8 @@ class ControlPlane:
         self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
         self._untold: list[WorkflowUpdate] = []
         self._answered: dict[str, Workflow] = {}
+        self._unseen: deque[str] = deque()
+        self._claims = 0
         self._let_go: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._coming = Coming(self.graphs, self.forecaster, clock, idle_s=settings.intake.arrival_idle_s)
 
@@ -81,7 +70,7 @@ class ControlPlane:
         """
         intake = Intake()
         try:
-            self._take(facts, intake, asking=_asking(facts) if with_request else None)
+            self._take(facts, intake, asking=asking(facts) if with_request else None)
         except Exception:
             for context in intake.asked:  # nobody will say that it has been answered
                 context.arrivals_s.pop()
@@ -107,23 +96,31 @@ class ControlPlane:
             if self._workflows.get(workflow.workflow_id) is workflow:
                 self._predict(workflow)
 
-    def answered(self, workflow_id: str, agent: str) -> None:
-        """A request of an agent has been answered, or given up.
+    def answered(self, workflow_id: str, agent: str, asked: Context | None = None) -> bool:
+        """A request of an agent has been answered, or given up; tells whether that is of a workflow that lives.
 
         What that predicts is told with what is heard of the workflow next, or else by the next :meth:`expire`. Until
         then the claim says when the context is expected to be used again (`ClaimPrediction.pause_s`).
+
+        Args:
+            workflow_id: whose request it was.
+            agent: of that workflow.
+            asked: the context it was for (`Intake.asked`), if known: one workflow may have ended, and another of its
+                id have begun since.
         """
         self.threads.answered(workflow_id, agent)
         workflow = self._workflows.get(workflow_id)
         context = workflow.contexts.get(agent) if workflow is not None else None
-        if workflow is None or context is None or not context.arrivals_s:
-            return
-        now_s = self._clock()
-        context.arrivals_s.popleft()
-        context.answered_s = now_s
-        context.last_tool = ""
-        self._workflows.touch(workflow, now_s)
-        self._answered[workflow_id] = workflow
+        if workflow is None or context is None or (asked is not None and asked is not context):
+            return False
+        if context.arrivals_s:
+            now_s = self._clock()
+            context.arrivals_s.popleft()
+            context.answered_s = now_s
+            context.last_tool = ""
+            self._workflows.touch(workflow, now_s)
+            self._answered[workflow_id] = workflow
+        return True
 
     def finish(self, workflow_id: str) -> list[WorkflowUpdate]:
         """End a workflow whose final request has been answered."""
@@ -141,29 +138,37 @@ class ControlPlane:
     def expire(self) -> list[WorkflowUpdate]:
         """Let pins and workflows expire, and tell what answers predict; to be called a few times a second.
 
+        Looks at workflows for 50 ms at most, and at those that it has not come to when it is called next.
         Cost: O(live workflows).
         """
         now_s = self._clock()
-        for workflow in list(self._workflows):
-            idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
-            if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
-                self._retire(workflow, ended=False, over=not workflow.waits)
-            elif workflow.workflow_id in self.threads and _unlikely(workflow):
-                self._retire(workflow, ended=False, over=None)  # a guess, from which nothing is to be learned
-            else:
-                expired = workflow.expire_pins(now_s)
-                if expired or workflow.workflow_id in self._answered or now_s >= workflow.revisit_s:
-                    self._predict(workflow)
+        self._unseen = self._unseen or deque(workflow.workflow_id for workflow in self._workflows)
+        while self._unseen and self._clock() - now_s <= _MOST_EXPIRE_S:
+            workflow = self._workflows.get(self._unseen.popleft())
+            if workflow is not None:
+                self._expire(workflow, now_s)
         self._untold += self._coming.expire()
         return self._tell()
 
-    def view(self) -> list[dict[str, Any]]:
-        """Describe the live workflows, the one idle for longest first."""
-        for workflow in [*self._answered.values()]:
-            with suppress(Exception):  # whatever it is, it must not keep anybody from looking
+    def _expire(self, workflow: Workflow, now_s: float) -> None:
+        idle = now_s - workflow.last_seen_s > self._settings.intake.workflow_idle_s
+        if idle and not workflow.at_work and not workflow.waits_as_told(now_s):
+            self._retire(workflow, ended=False, over=not workflow.waits)
+        elif workflow.workflow_id in self.threads and _unlikely(workflow):
+            self._retire(workflow, ended=False, over=None)  # a guess, from which nothing is to be learned
+        else:
+            expired = workflow.expire_pins(now_s)
+            if expired or workflow.workflow_id in self._answered or now_s >= workflow.revisit_s:
                 self._predict(workflow)
+
+    def view(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Describe the live workflows, or so many of them, the one that was heard of last first."""
+        for workflow in list(islice(reversed(self._workflows), limit)):
+            if workflow.workflow_id in self._answered:
+                with suppress(Exception):  # whatever it is, it must not keep anybody from looking
+                    self._predict(workflow)
         now_s = self._clock()
-        return [workflow.view(now_s) for workflow in self._workflows]
+        return [workflow.view(now_s) for workflow in islice(reversed(self._workflows), limit)]
 
     def _step(self, fact: StepFact, intake: Intake, *, asks: bool) -> tuple[Status, str]:
         workflow = self._workflows.get(fact.workflow_id)
@@ -196,7 +201,7 @@ class ControlPlane:
         if learner is not None:
             learner.start(workflow.workflow_id, fact.agent, step_id)
         self._change(workflow, intake)
-        return Status.ACCEPTED, ""
+        return Status.ACCEPTED, parent_problem(workflow, fact)
 
     def _step_over(
         self, workflow: Workflow, step: tuple[str, str] | None, ended_s: float | None, *, told: bool
@@ -333,19 +338,25 @@ class ControlPlane:
         self._follow(workflow)
         now_s = self._clock()
         steps = workflow.steps(self._settings.eviction.prediction)
+        others = self._claims - workflow.claims_sent
+        most_ahead = MOST_AHEAD if others < _AHEAD_SHARE * _MOST_CLAIMS else 0
         update = WorkflowUpdate(
             workflow_id=workflow.workflow_id,
             workflow_type=workflow.workflow_type,
-            claims=self.forecaster.claims(workflow, steps, now_s),
+            claims=self.forecaster.claims(workflow, steps, now_s, most_ahead),
         )
         workflow.revisit_s = _revisit_s(update, now_s, silent_s=now_s - workflow.last_seen_s)
         if update != workflow.sent:
             workflow.sent = update
+            self._claims = others + workflow.claims_sent
             self._untold.append(update)
+        while self._claims > _MOST_CLAIMS:
+            self._retire(self._workflows.idle_longest(now_s), ended=False, over=False)
 
     def _retire(self, workflow: Workflow, *, ended: bool = True, over: bool | None = True) -> None:
         """Forget a workflow, and then learn from it; see :meth:`Forecaster.workflow_ended`."""
         self._workflows.remove(workflow)
+        self._claims -= workflow.claims_sent
         self._answered.pop(workflow.workflow_id, None)
         self._coming.ended(workflow.workflow_type)
         self._untold.append(
@@ -371,17 +382,6 @@ class ControlPlane:
         """What has changed since it was told last, in order; what an exception was in the way of is told late."""
         untold, self._untold = self._untold, []
         return untold
-
-
-def _asking(facts: Sequence[DecodedFact]) -> StepFact | None:
-    """The step whose request the facts came with: the last one they start."""
-    started = [item.fact for item in facts if starts_step(item.fact)]
-    return started[-1] if started else None
-
-
-def starts_step(fact: Fact) -> TypeGuard[StepFact]:
-    """Whether a fact is that a step starts, as a request's is; the end of a workflow is told the same way."""
-    return isinstance(fact, StepFact) and fact.event == "start" and fact.agent != END
 
 
 def _unlikely(workflow: Workflow) -> bool:

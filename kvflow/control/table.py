@@ -11,6 +11,11 @@ from kvflow.hints import StepFact
 
 _MOST_PASSED_OVER = 16
 """Workflows at work that are looked at for an idle one when there are too many."""
+_CROWD = 1 / 8
+"""Nobody with a smaller share of all workflows has too many of them: where one client has a type for each of its own,
+the largest number of one type is somebody else's."""
+_MOST_GENERATIONS = 32
+"""Workflows that may be part of each other: every fact of the last is a sign of life of all of them."""
 
 
 def _whose(workflow: Workflow) -> tuple[str, str]:
@@ -31,17 +36,21 @@ class WorkflowTable:
     def __iter__(self) -> Iterator[Workflow]:
         return iter(self._workflows.values())
 
+    def __reversed__(self) -> Iterator[Workflow]:
+        return reversed(self._workflows.values())
+
     def get(self, workflow_id: str) -> Workflow | None:
         """Find a live workflow."""
         return self._workflows.get(workflow_id)
 
     def idle_longest(self, now_s: float) -> Workflow:
-        """The workflow that can best be missed: of whom has the most, one not at work, if there is one among the first.
+        """The workflow that can best be missed: one not at work, if there is one among the first.
 
-        Cost: O(workflows).
+        If somebody has an eighth of all or more, it is of whom has the most. Cost: O(workflows).
         """
-        ((crowd, _),) = Counter(map(_whose, self)).most_common(1)
-        oldest = list(islice((each for each in self if _whose(each) == crowd), _MOST_PASSED_OVER))
+        ((crowd, most),) = Counter(map(_whose, self)).most_common(1)
+        crowded = most >= _CROWD * len(self)
+        oldest = list(islice((each for each in self if not crowded or _whose(each) == crowd), _MOST_PASSED_OVER))
         idle = (each for each in oldest if not each.at_work and not each.waits_as_told(now_s))
         return next(idle, oldest[0])
 
@@ -50,7 +59,7 @@ class WorkflowTable:
         workflow = Workflow(
             workflow_id=fact.workflow_id,
             workflow_type=fact.workflow_type,
-            parent_id=None if self._is_above(fact.workflow_id, fact.parent_workflow_id) else fact.parent_workflow_id,
+            parent_id=self._parent_id(fact.workflow_id, fact.parent_workflow_id),
             last_seen_s=now_s,
             children=self._children.setdefault(fact.workflow_id, set()),
         )
@@ -84,10 +93,22 @@ class WorkflowTable:
         known = (self.get(each) for each in (self.program_of(workflow_id), workflow_id))
         return next((workflow.tenant for workflow in known if workflow is not None and workflow.tenant), "")
 
-    def _is_above(self, workflow_id: str, parent_id: str | None) -> bool:
-        """Whether a workflow would be part of itself if it were part of another one."""
-        above = self._with_parents(parent_id) if parent_id else ()
-        return parent_id == workflow_id or any(each.parent_id == workflow_id for each in above)
+    def _parent_id(self, workflow_id: str, parent_id: str | None) -> str | None:
+        """The parent a workflow asks for, unless it would then be part of itself, or of too many that are of others."""
+        if parent_id is None:
+            return None
+        above = [parent_id, *(each.parent_id for each in self._with_parents(parent_id) if each.parent_id)]
+        if workflow_id in above or len(above) + self._generations(workflow_id) > _MOST_GENERATIONS:
+            return None
+        return parent_id
+
+    def _generations(self, workflow_id: str) -> int:
+        """How many there are of a workflow and those that are part of it; they may have begun before it."""
+        count, latest = 0, {workflow_id}
+        while latest and count < _MOST_GENERATIONS:
+            count += 1
+            latest = {child for each in latest for child in self._children.get(each, ())}
+        return count
 
     def _with_parents(self, workflow_id: str) -> Iterator[Workflow]:
         """A workflow, and those it is part of, as far as they live; each once."""
@@ -97,3 +118,13 @@ class WorkflowTable:
             seen.add(current.workflow_id)
             yield current
             current = self.get(current.parent_id) if current.parent_id else None
+
+
+def parent_problem(workflow: Workflow, fact: StepFact) -> str:
+    """Why a workflow is not part of the one that a fact of it names; empty if it is, or if none is named."""
+    if fact.parent_workflow_id in (None, workflow.parent_id):
+        return ""
+    return (
+        "parent_workflow_id is ignored: it has to come with the first fact of its workflow, must be no part of it, and "
+        f"no more than {_MOST_GENERATIONS} workflows may be part of each other"
+    )

@@ -93,6 +93,11 @@ class Workflow:
     sent: WorkflowUpdate | None = None
 
     @property
+    def claims_sent(self) -> int:
+        """How many claims of it the schedulers have been told of."""
+        return len(self.sent.claims) if self.sent is not None else 0
+
+    @property
     def at_work(self) -> bool:
         """Whether a request of it, or of a sub-workflow, may be under way."""
         return bool(self.children) or any(context.arrivals_s for context in self.contexts.values())

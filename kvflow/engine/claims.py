@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 from kvflow.engine.claim import Claim, ProgramLife
 from kvflow.engine.clock import Clock
@@ -11,6 +13,8 @@ from kvflow.engine.roles import Role
 from kvflow.predict import WorkflowUpdate
 
 _MAX_ROLES = 65_536
+_LOOKED_AT = 16
+"""Roles looked at to find one that can be forgotten."""
 
 
 class ClaimTable:
@@ -27,7 +31,7 @@ class ClaimTable:
         self.on_ended: Callable[[Node], None] = lambda node: None
         self._workflows: dict[str, dict[str, Claim]] = {}
         self._expected: dict[str, dict[str, Claim]] = {}
-        self._roles: dict[tuple[str, str], Role] = {}
+        self._roles: OrderedDict[tuple[str, str], Role] = OrderedDict()
         self._lives: dict[str, ProgramLife] = {}
         self._contexts = self._updates = 0
         self._updated: dict[str, int] = {}
@@ -37,16 +41,27 @@ class ClaimTable:
         return len(self._workflows)
 
     def role(self, workflow_type: str, agent: str) -> Role:
-        """Find the role, or start it. Beyond 65 536 of them the oldest one that nobody claims is forgotten."""
+        """Find the role, or start it.
+
+        Beyond 65 536 of them the oldest one that nobody claims is forgotten. If there is none among the first, the new
+        one is not remembered: it serves whoever has asked, and nobody shares it.
+        """
         key = (workflow_type, agent)
         role = self._roles.get(key)
         if role is None:
-            if len(self._roles) >= _MAX_ROLES:
-                idle = next((name for name, known in self._roles.items() if not known.claims), None)
-                if idle is not None:
-                    del self._roles[idle]
-            role = self._roles[key] = Role(agent)
+            role = Role(agent)
+            if len(self._roles) < _MAX_ROLES or self._forget_role():
+                self._roles[key] = role
         return role
+
+    def _forget_role(self) -> bool:
+        """Forget a role that nobody claims; those looked at that somebody does go behind the others. Cost: O(1)."""
+        for key in [*islice(self._roles, _LOOKED_AT)]:
+            if not self._roles[key].claims:
+                del self._roles[key]
+                return True
+            self._roles.move_to_end(key)
+        return False
 
     def of(self, workflow_id: str) -> Mapping[str, Claim] | None:
         """The claims of a live workflow, by agent; None when it is not live."""
@@ -146,7 +161,10 @@ class ClaimTable:
 
     def forget_nodes(self) -> None:
         """No claim has a prompt in the cache any more."""
-        for role in self._roles.values():
+        roles = {*self._roles.values()}
+        for claims in (*self._workflows.values(), *self._expected.values()):
+            roles.update(claim.role for claim in claims.values())  # not all of them are remembered
+        for role in roles:
             role.forget_nodes()
         for claims in self._workflows.values():
             for claim in claims.values():

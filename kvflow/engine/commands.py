@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from kvflow.engine.accounting import Tier
@@ -20,6 +22,10 @@ from kvflow.hints.commands import Verb
 
 _MAX_LEAVING = 256
 """Commands that wait for copies; further ones leave only what has a copy."""
+_MAX_LOADING = 256
+"""Commands that wait for loads, or for their turn to be told that these are over."""
+_LOOKED_AT = 16
+"""Of either, those looked at in one tick; where there are more, they take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +74,7 @@ class _Leaving:
     """What is to leave the device once its copies are through."""
 
     command: KvCommand
-    nodes: list[Node]
+    nodes: dict[Node, None]
     claims: set[Claim]
     until_s: float
     gone: int = 0
@@ -79,7 +85,7 @@ class _Loading:
     """What has been ordered to be loaded."""
 
     command: KvCommand
-    nodes: list[Node]
+    nodes: dict[Node, None]
     until_s: float
 
 
@@ -113,7 +119,7 @@ class Commands:
         self._demote = demote
         self._copying = copying
         self._backups = backups
-        self._leaving: list[_Leaving] = []
+        self._leaving: deque[_Leaving] = deque()
         self._loading: dict[tuple[str, tuple[Node, ...]], _Loading] = {}
         self._pins = Pins(coordinator, pin_hourly_s)
         coordinator.on_split = self._split
@@ -158,18 +164,22 @@ class Commands:
         return self._on(command, nodes, own)
 
     def tick(self) -> list[tuple[KvCommand, Answer]]:
-        """Time has passed: forget pins that are over, carry out what had to wait; returns what has become of that."""
+        """Time has passed: forget pins that are over, carry out what had to wait; returns what has become of that.
+
+        Cost: O(nodes) of sixteen commands that wait for copies, and of sixteen that wait for loads.
+        """
         self._pins.tick()
         answers = []
-        for _ in range(len(self._leaving)):
-            each = self._leaving.pop(0)  # one by one: should one fail, the others have their turn the next time
+        for _ in range(min(_LOOKED_AT, len(self._leaving))):
+            each = self._leaving.popleft()  # one by one: should one fail, the others have their turn the next time
             if not self._waits_on(each):
                 answers.append((each.command, self._leave(each)))
-        for key, loading in [*self._loading.items()]:
+        for key in [*islice(self._loading, _LOOKED_AT)]:
+            loading = self._loading.pop(key)
             answer = self._load(loading)
             answers.append((loading.command, answer))
-            if answer.status != "deferred":
-                del self._loading[key]
+            if answer.status == "deferred":
+                self._loading[key] = loading
         return [(command, answer) for command, answer in answers if answer.status != "deferred"]
 
     def flushed(self) -> None:
@@ -194,7 +204,7 @@ class Commands:
             return self._prefetch(command, nodes, claims)
         if command.verb == "kv.demote":
             until_s = self._coordinator.claims.clock.now_s + command.ttl_s
-            leaving = _Leaving(command=command, nodes=nodes, claims=claims, until_s=until_s)
+            leaving = _Leaving(command=command, nodes=dict.fromkeys(nodes), claims=claims, until_s=until_s)
             if self._backups is not None:
                 self._backups.order(_tips([n for n in nodes if not self._wanted_by_others(n, leaving)]), until_s)
             return self._leave(leaving)
@@ -231,7 +241,7 @@ class Commands:
         self._pins.split(upper, lower)
         for waiting in (*self._leaving, *self._loading.values()):
             if lower in waiting.nodes:
-                waiting.nodes.append(upper)
+                waiting.nodes[upper] = None
 
     def _prefetch(self, command: KvCommand, nodes: list[Node], claims: set[Claim]) -> Answer:
         missing = sum(len(node.key) for node in nodes if node.evicted)
@@ -244,10 +254,12 @@ class Commands:
             return Answer(status="unsupported", reason="this server loads nothing ahead (prefetch.enabled, host tier)")
         until_s = self._coordinator.claims.clock.now_s + command.ttl_s
         tips = _tips(nodes)
-        if not self._prefetcher.order(tips, until_s, command.tenant):
+        order = (command.tenant, tuple(tips))
+        too_many = len(self._loading) >= _MAX_LOADING and order not in self._loading
+        if too_many or not self._prefetcher.order(tips, until_s, command.tenant):
             return Answer(status="rejected", reason="too many loads are ordered already")
-        evicted = [node for node in nodes if node.evicted]
-        self._loading[command.tenant, tuple(tips)] = _Loading(command=command, nodes=evicted, until_s=until_s)
+        evicted = dict.fromkeys(node for node in nodes if node.evicted)
+        self._loading[order] = _Loading(command=command, nodes=evicted, until_s=until_s)
         if lost > 0:
             return Answer(status="clipped", reason=f"{gone}; the rest loads as soon as it can", tokens=missing)
         return Answer(status="deferred", reason="loads as soon as the link and room allow", tokens=missing)
@@ -269,7 +281,7 @@ class Commands:
     def _leave(self, leaving: _Leaving) -> Answer:
         """From the leaves up, as far as nobody else is known to use them; again later if a copy is under way."""
         gone = shared = 0
-        nodes = leaving.nodes = [node for node in leaving.nodes if self._coordinator.cached(node)]
+        nodes = leaving.nodes = dict.fromkeys(filter(self._coordinator.cached, leaving.nodes))
         for node in reversed(from_the_top(nodes)):
             if node.evicted:
                 continue

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from kvflow.engine.accounting import Tier
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.owners import Asked, Owners, Pin
+from kvflow.engine.pin_table import PinTable, Who
 from kvflow.engine.ports import Node
 
-Pinned = dict[Node, Pin]
 _HOUR_S = 3600.0
+_FORGET_S = 60.0
+_MAX_ASKED = 64
+_UNNAMED = (None, None)
+"""Stands for all others who have asked: they cannot release what they have pinned by name, nor does anyone else."""
 
 
 class PinTime:
@@ -63,8 +67,8 @@ class Pins:
     def __init__(self, coordinator: Coordinator, hourly_s: float) -> None:
         self._coordinator = coordinator
         self._time = PinTime(hourly_s)
-        self._pinned: dict[tuple[str, Tier], Pinned] = {}
-        self._sweep_s = math.inf
+        self._table = PinTable()
+        self._forget_s = 0.0
 
     def pin(
         self, tenant: str, tier: Tier, nodes: Sequence[Node], pin: Pin, budget_tokens: float
@@ -80,33 +84,30 @@ class Pins:
 
         Returns:
             What is pinned now, and until when, as far as this pin goes.
+
+        Cost: O(nodes on the paths); of all that the tenant has pinned if that is too much, four times a second at most.
         """
-        pinned = self._pinned.setdefault((tenant, tier), {})
-        self._forget_expired((tenant, tier))
-        room_tokens = budget_tokens - sum(len(node.key) for node in pinned)
-        held: list[Node] = []
-        for node in from_the_top(nodes):
-            room_tokens -= 0 if node in pinned else len(node.key)
-            if room_tokens < 0:
-                break
-            held.append(node)
-        until_s = min(pin.until_s, self._now_s + self._seconds(tenant, tier, held, budget_tokens))
+        who = (tenant, tier)
+        self._forget_expired()
+        nodes = from_the_top(nodes)
+        held = self._fitting(who, nodes, budget_tokens)
+        if len(held) < len(nodes) and (gone := self._table.gone(who, self._now_s, self._coordinator.cached)):
+            for node in gone:
+                self._forget(who, node)
+            held = self._fitting(who, nodes, budget_tokens)
+        until_s = min(pin.until_s, self._now_s + self._seconds(who, held, budget_tokens))
         if until_s <= self._now_s:
-            if not pinned:
-                del self._pinned[tenant, tier]
             return [], until_s
         pin = replace(pin, until_s=until_s, asked=dict.fromkeys(pin.asked, until_s))
-        self._sweep_s = min(self._sweep_s, until_s)
         for node in held:
-            self._set(tenant, tier, node, _joined(pinned.get(node), pin, self._now_s))
+            self._set(who, node, _joined(self._table.of(who).get(node), pin, self._now_s))
         return held, until_s
 
     def unpin(self, tenant: str, tier: Tier, node: Node) -> bool:
         """Lift a tenant's pin on a node; tells whether there was one."""
-        pin = self._pinned.get((tenant, tier), {}).pop(node, None)
-        if pin is not None:
-            self._time.take((tenant, tier), -self._left(pin) * len(node.key))
-        return node.owners is not None and node.owners.pins.pop((tenant, tier), None) is not None
+        who = (tenant, tier)
+        self._time.take(who, -self._left(self._table.of(who).get(node)) * len(node.key))
+        return self._forget(who, node)
 
     def lift(self, workflow_id: str | None, agent: str | None, tenant: str | None) -> list[Node]:
         """Lift what was pinned for a workflow or one of its agents, and for nobody else.
@@ -118,63 +119,66 @@ class Pins:
 
         Returns:
             Nodes that are pinned no longer.
+
+        Cost: O(nodes pinned for the workflow).
         """
         lifted: dict[Node, None] = {}
-        for (by, tier), node, pin in [*self._all()]:
+        for who, node in self._table.asked(workflow_id):
+            pin = self._table.of(who)[node]
             others = {
                 asked: until_s
                 for asked, until_s in pin.asked.items()
                 if asked[0] != workflow_id or agent not in (None, asked[1])
             }
-            if tenant not in (None, by) or len(others) == len(pin.asked):
+            if tenant not in (None, who[0]) or len(others) == len(pin.asked):
                 continue
             if others:
-                self._set(by, tier, node, replace(pin, until_s=max(others.values()), asked=others))
-            elif self.unpin(by, tier, node) and pin.until_s > self._now_s:
+                self._set(who, node, replace(pin, until_s=max(others.values()), asked=others))
+            elif self.unpin(*who, node) and pin.until_s > self._now_s:
                 lifted[node] = None
         return [*lifted]
 
     def split(self, upper: Node, lower: Node) -> None:
         """A node has been divided: what holds for it holds for both halves, and both count."""
         for tenant, tier in upper.owners.pins if upper.owners is not None else ():
-            pinned = self._pinned.get((tenant, Tier(tier)), {})
-            if lower in pinned:
-                pinned[upper] = pinned[lower]
+            self._table.divide((tenant, Tier(tier)), upper, lower)
 
     def tick(self) -> None:
-        """Time has passed: forget pins that are over."""
-        if self._now_s < self._sweep_s:
-            return
-        for key, pinned in [*self._pinned.items()]:
-            self._forget_expired(key)
-            if not pinned:
-                del self._pinned[key]
-        self._sweep_s = min((pin.until_s for _, _, pin in self._all()), default=math.inf)
-        self._time.forget(self._pinned, self._now_s)
+        """Time has passed: forget pins that are over. Cost: O(log pins) for each of those."""
+        self._forget_expired()
+        if self._now_s >= self._forget_s:
+            self._forget_s = self._now_s + _FORGET_S
+            self._time.forget(self._table, self._now_s)
 
     def clear(self) -> None:
         """The cache has been flushed."""
-        for (tenant, tier), node, _ in [*self._all()]:
-            self.unpin(tenant, tier, node)
-        self._pinned.clear()
+        for who, node in [*self._table]:
+            self.unpin(*who, node)
+        self._table = PinTable()
 
     @property
     def _now_s(self) -> float:
         return self._coordinator.claims.clock.now_s
 
-    def _all(self) -> Iterator[tuple[tuple[str, Tier], Node, Pin]]:
-        for key, pinned in self._pinned.items():
-            for node, pin in pinned.items():
-                yield key, node, pin
-
     def _left(self, pin: Pin | None) -> float:
         """Seconds that a pin goes on."""
         return 0.0 if pin is None else max(0.0, pin.until_s - self._now_s)
 
-    def _seconds(self, tenant: str, tier: Tier, nodes: Sequence[Node], budget_tokens: float) -> float:
+    def _fitting(self, who: Who, nodes: Sequence[Node], budget_tokens: float) -> list[Node]:
+        """As many of these nodes, the first ones, as the budget has room for beside what is pinned."""
+        room_tokens = budget_tokens - self._table.tokens(who)
+        held: list[Node] = []
+        for node in nodes:
+            room_tokens -= 0 if node in self._table.of(who) else len(node.key)
+            if room_tokens < 0:
+                break
+            held.append(node)
+        return held
+
+    def _seconds(self, who: Who, nodes: Sequence[Node], budget_tokens: float) -> float:
         """For how long a tenant may pin these, of which it has pinned some already for a while."""
-        pinned = self._pinned[tenant, tier]
-        left = self._time.left((tenant, tier), budget_tokens, self._now_s)
+        pinned = self._table.of(who)
+        left = self._time.left(who, budget_tokens, self._now_s)
         seconds, tokens = 0.0, 0
         for paid_s, node_tokens in sorted((self._left(pinned.get(node)), len(node.key)) for node in nodes):
             if tokens * (paid_s - seconds) > left:
@@ -183,19 +187,21 @@ class Pins:
             seconds, tokens = paid_s, tokens + node_tokens
         return seconds + left / max(1, tokens)
 
-    def _set(self, tenant: str, tier: Tier, node: Node, pin: Pin) -> None:
-        before = self._pinned[tenant, tier].get(node)
-        self._time.take((tenant, tier), (self._left(pin) - self._left(before)) * len(node.key))
+    def _set(self, who: Who, node: Node, pin: Pin) -> None:
+        before = self._table.of(who).get(node)
+        self._time.take(who, (self._left(pin) - self._left(before)) * len(node.key))
         owners = node.owners = node.owners or Owners(end_tokens(node))
-        owners.pins[tenant, tier] = self._pinned[tenant, tier][node] = pin
+        owners.pins[who] = pin
+        self._table.put(who, node, pin)
 
-    def _forget_expired(self, key: tuple[str, Tier]) -> None:
-        pinned = self._pinned[key]
-        over = [n for n, pin in pinned.items() if pin.until_s <= self._now_s or not self._coordinator.cached(n)]
-        for node in over:
-            del pinned[node]
-            if node.owners is not None:
-                node.owners.pins.pop(key, None)
+    def _forget_expired(self) -> None:
+        for who, node in self._table.over(self._now_s):
+            self._forget(who, node)
+
+    def _forget(self, who: Who, node: Node) -> bool:
+        """Forget a pin; tells whether it was still on its node."""
+        self._table.remove(who, node)
+        return node.owners is not None and node.owners.pins.pop(who, None) is not None
 
 
 def _joined(before: Pin | None, pin: Pin, now_s: float) -> Pin:
@@ -204,6 +210,9 @@ def _joined(before: Pin | None, pin: Pin, now_s: float) -> Pin:
     asked: Asked = {who: until_s for who, until_s in before.asked.items() if until_s > now_s}
     for who, until_s in pin.asked.items():
         asked[who] = max(until_s, asked.get(who, 0.0))
+    while len(asked) > _MAX_ASKED:
+        first = min((who for who in asked if who != _UNNAMED), key=asked.__getitem__)
+        asked[_UNNAMED] = max(asked.pop(first), asked.get(_UNNAMED, 0.0))
     return replace(
         pin, until_s=max(pin.until_s, before.until_s), priority=max(pin.priority, before.priority), asked=asked
     )

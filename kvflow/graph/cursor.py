@@ -13,8 +13,8 @@ from kvflow.graph.steps import steps_to_execution
 if TYPE_CHECKING:
     from kvflow.graph.model import AgentStepGraph
 
-_MAX_PARALLEL_STEPS = 1024
-"""More parallel steps of one agent than this are not told apart."""
+_MOST_STEPS = 1024
+"""Steps of one run that are told apart: so many that run side by side, and so many that have ended."""
 
 
 class Cursor:
@@ -22,22 +22,19 @@ class Cursor:
 
     End facts are welcome but not needed: when an agent starts without being due, the running agents it follows from
     are taken to have finished. An agent that is due and only ends has run: one that asks no model has no request to
-    tell of its start. Facts may be wrong, late or missing; the cursor never raises for them but counts what the graph
-    did not predict.
+    tell of its start. Facts may be wrong, late or missing; the cursor never raises for them.
 
     The state is the running agents and the *satisfied* edges: those whose source has finished while their target
     has not started since. Starting an agent consumes the edges into it; an alternative so consumed closes its branch.
 
     Attributes:
         graph: the graph followed; it may grow, or be replaced by a better one, while the workflow runs.
-        surprises: how many starts and ends named an agent the graph lacks, or came where the graph leads nowhere.
     """
 
     def __init__(self, graph: AgentStepGraph) -> None:
         self.graph = graph
-        self.surprises = 0
         self._running: dict[str, set[str]] = {START: set()}
-        self._past_steps: dict[str, dict[str, None]] = {}
+        self._past_steps: dict[tuple[str, str], None] = {}
         self._satisfied: set[Edge] = set()
         self._flow = graph.flow
         self._steps: Mapping[str, int | None] | None = None
@@ -97,26 +94,23 @@ class Cursor:
         """Take note that an agent starts a step, or goes on with one.
 
         Args:
-            agent: who; one the graph lacks only counts as a surprise.
+            agent: who; one the graph lacks changes nothing.
             step_id: tells steps of one agent apart. A step that goes on changes nothing; a new one of a running
                 agent runs beside it, or follows it if the graph has a loop. Without an id, a running agent goes on.
         """
         if agent not in self.graph:
-            self.surprises += 1
             return
         self._refresh()
         steps = self._running.get(agent)
         if steps is not None and (step_id in steps or (step_id is None and not self._is_due(agent))):
             return
-        if self.steps[agent] not in (0, 1) and step_id not in self._past_steps.get(agent, ()):
-            self.surprises += 1
         self._take_edges_into(agent)
         for ends in (START, END):  # a run may be seen first in the middle, and go on after its end
             self._running.pop(ends, None)
         if agent not in self._running:
             self._running[agent] = set()
-            self._past_steps.pop(agent, None)
-        if step_id is not None and len(self._running[agent]) < _MAX_PARALLEL_STEPS:
+            self._past_steps = {step: None for step in self._past_steps if step[0] != agent}
+        if step_id is not None and sum(map(len, self._running.values())) < _MOST_STEPS:
             self._running[agent].add(step_id)
         self._forget_results()
 
@@ -124,14 +118,13 @@ class Cursor:
         """Take note that an agent has ended a step.
 
         Args:
-            agent: who; one the graph lacks only counts as a surprise, one that neither runs nor is due changes nothing.
+            agent: who; one the graph lacks, or that neither runs nor is due, changes nothing.
             step_id: the step; without it, all steps of the agent.
         """
         if agent not in self.graph:
-            self.surprises += 1
             return
         self._refresh()
-        if agent not in self._running and step_id not in self._past_steps.get(agent, ()) and self._is_due(agent):
+        if agent not in self._running and (agent, step_id) not in self._past_steps and self._is_due(agent):
             self.start(agent, step_id)
         steps = self._running.get(agent)
         if steps is None or (step_id is not None and steps and step_id not in steps):
@@ -144,7 +137,7 @@ class Cursor:
         self._forget_results()
 
     def finish(self) -> None:
-        """Take note that the workflow is over. A later start is a surprise and reopens it."""
+        """Take note that the workflow is over. A later start reopens it."""
         self._running = {END: set()}
         self._satisfied.clear()
         self._forget_results()
@@ -171,11 +164,10 @@ class Cursor:
         self._satisfied.update((agent, flow.names[v]) for v in flow.successors[flow.index[agent]])
 
     def _pass(self, agent: str, steps: Iterable[str]) -> None:
-        """Remember steps as ended; the latest, as many as can run at once."""
-        past = self._past_steps.setdefault(agent, {})
-        past.update(dict.fromkeys(steps))
-        while len(past) > _MAX_PARALLEL_STEPS:
-            del past[next(iter(past))]
+        """Remember steps as ended; of all agents' together the latest."""
+        self._past_steps |= {(agent, step_id): None for step_id in steps}
+        while len(self._past_steps) > _MOST_STEPS:
+            del self._past_steps[next(iter(self._past_steps))]
 
     def _refresh(self) -> None:
         if self._flow is not self.graph.flow:

@@ -11,6 +11,8 @@ MAX_IDENTIFIER = 256
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=MAX_IDENTIFIER)]
+Word = Annotated[str, StringConstraints(max_length=MAX_IDENTIFIER)]
+"""What others write too, and is said again in answers; it may be empty."""
 
 
 class Strict(BaseModel):

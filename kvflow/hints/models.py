@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvflow.hints.fields import Identifier, Name, Strict
+from kvflow.hints.fields import Identifier, Name, Strict, Word
 
 P = TypeVar("P", bound=Strict)
 
@@ -18,6 +18,8 @@ MAX_ACTIONS = 64
 """How many actions of ours an envelope may hold."""
 MAX_ALL_ACTIONS = 256
 """And how many in all, others' included: every one of them is looked at and answered."""
+MAX_BATCH_ACTIONS = 1024
+"""And how many all envelopes of one request, a batch, may hold together."""
 MAX_ENVELOPE_BYTES = 64 * 1024
 """How large an envelope the client makes."""
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -53,9 +55,9 @@ class _Lenient(BaseModel):
 class Action(_Lenient):
     """One action of an envelope, payload not yet understood (SGLang ``KvHintAction``)."""
 
-    action_id: str
-    action_type: str
-    action_version: str
+    action_id: Word
+    action_type: Word
+    action_version: Word
     payload: dict[str, Any] = Field(default_factory=dict)
 
 

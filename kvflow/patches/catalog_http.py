@@ -71,12 +71,12 @@ HTTP_SEAMS: tuple[Seam, ...] = (
     Seam(
         name="http.dispatch",
         role=Role.HTTP,
-        kind=Kind.BEFORE,
+        kind=Kind.AROUND,
         feature=Feature.HINTS,
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler",
         parameters=("self", "obj"),
-        body="kvflow.patches.mail:before_dispatch",
-        why="Predictions travel with the request they are ahead of, and nothing overtakes them.",
+        body="kvflow.patches.mail:dispatch",
+        why="Predictions travel with the request they are ahead of, nothing overtakes them, and no request loses them.",
     ),
     Seam(
         name="http.health",

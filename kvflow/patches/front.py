@@ -15,7 +15,7 @@ import msgspec
 from sglang.utils import TypeBasedDispatcher
 
 from kvflow import config
-from kvflow.control import ControlPlane, Quotes, starts_step
+from kvflow.control import Context, ControlPlane, Intake, Quotes, starts_step
 from kvflow.engine import PromptClaim
 from kvflow.errors import HintDecodeError, ServerUnavailableError
 from kvflow.hints import DecodedCommand, DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
@@ -44,6 +44,7 @@ class Admission:
     Attributes:
         envelope: its hints with the claim in place; None if they were malformed and we are lenient.
         step: the step it belongs to, if any.
+        context: its agent's in that workflow, which it is in flight for.
         asked: the commands it carries.
         commands: what becomes of them.
         prompt: those on its prompt, if there are any.
@@ -52,6 +53,7 @@ class Admission:
 
     envelope: dict[str, Any] | None = None
     step: StepFact | None = None
+    context: Context | None = None
     asked: Sequence[DecodedCommand] = ()
     commands: asyncio.Task[list[Outcome]] | None = None
     prompt: commands_http.PromptCommands | None = None
@@ -135,8 +137,10 @@ class Front:
             return Admission()
         self.plane.count(decoded.outcomes)
         reuse = self._reuse(decoded.segments, text) if decoded.segments is not None else None
-        outcomes = self._take(decoded.facts, with_request=True)
-        step = _own_step(decoded.facts, outcomes)
+        intake = self._take(decoded.facts, with_request=True)
+        step = _own_step(decoded.facts, intake.outcomes)
+        if step is None and any(starts_step(item.fact) for item in decoded.facts):
+            reuse = None  # whose texts these are was said, and refused
         prompt = commands_http.on_prompt(self, decoded.commands, step)
         commands = None
         if decoded.commands:
@@ -149,6 +153,7 @@ class Front:
         return Admission(
             envelope=carried,
             step=step,
+            context=_context(intake),
             asked=decoded.commands,
             commands=commands,
             prompt=prompt,
@@ -161,18 +166,20 @@ class Front:
         if step is None:
             return Admission()
         try:
-            self._take((DecodedFact(action_id="", action_type=STEP_TYPE, fact=step),), with_request=True)
-            return Admission(envelope=claim.attach(new_envelope([]), self._claim(step)), step=step)
+            intake = self._take((DecodedFact(action_id="", action_type=STEP_TYPE, fact=step),), with_request=True)
+            carried = claim.attach(new_envelope([]), self._claim(step))
+            return Admission(envelope=carried, step=step, context=_context(intake))
         except Exception:
             self.plane.threads.answered(step.workflow_id, step.agent)  # nobody else will say so
             raise
 
-    def answered(self, admission: Admission, said: Sequence[int] = ()) -> None:
+    def answered(self, admission: Admission, said: Sequence[int] = (), *, complete: bool) -> None:
         """A request has been answered, or given up; to be called once for each that was admitted.
 
         Args:
             admission: whose.
             said: the answer to one that says nothing of itself, in tokens or bytes as its prompt.
+            complete: all of its answer has been passed on: it was not given up.
         """
         if admission.reuses:
             self._checker.soon()
@@ -183,8 +190,8 @@ class Front:
         if step is None:
             return
         try:
-            self.plane.answered(step.workflow_id, step.agent)
-            if step.final and step.step_id is None:  # a named step says itself when it ends
+            lives = self.plane.answered(step.workflow_id, step.agent, admission.context)
+            if lives and complete and step.final and step.step_id is None:  # a named step says itself when it ends
                 updates = self.plane.finish(step.workflow_id)
                 if updates:
                     self.mail.post(updates)
@@ -205,7 +212,7 @@ class Front:
             malformed.note()
             raise
         self.plane.count(decoded.outcomes)
-        outcomes = self._take(decoded.facts)
+        outcomes = self._take(decoded.facts).outcomes
         outcomes += await commands_http.execute(self, decoded.commands, with_request=False)
         if decoded.segments is not None:
             alone = _outcome_of(decoded.segments, Status.REJECTED, "no request carries it")
@@ -244,14 +251,14 @@ class Front:
         if prompt is not None:
             prompt.answers.append(message.answers)
 
-    def _take(self, facts: tuple[DecodedFact, ...], *, with_request: bool = False) -> list[Outcome]:
+    def _take(self, facts: tuple[DecodedFact, ...], *, with_request: bool = False) -> Intake:
         intake = self.plane.take(facts, with_request=with_request)
         if intake.updates or intake.feedback:
             self.mail.post(intake.updates, feedback=intake.feedback)
         if not self._timers:
             jobs = (self._keep_time(), self._listen())
             self._timers = [asyncio.get_running_loop().create_task(job) for job in jobs]
-        return intake.outcomes
+        return intake
 
     def _reuse(self, item: DecodedSegments, text: str | None) -> dict[str, Any] | None:
         """What the schedulers are to reuse in a request's prompt."""
@@ -318,6 +325,11 @@ class Front:
 
 def _outcome_of(item: DecodedSegments, status: Status, reason: str) -> Outcome:
     return Outcome(action_id=item.action_id, action_type=SEGMENTS_TYPE, status=status, reason=reason)
+
+
+def _context(intake: Intake) -> Context | None:
+    """What the request that facts came with is in flight for, if it is a step's."""
+    return intake.asked[0] if intake.asked else None
 
 
 def _own_step(facts: tuple[DecodedFact, ...], outcomes: list[Outcome]) -> StepFact | None:

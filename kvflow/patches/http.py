@@ -106,9 +106,10 @@ async def explain(workflow_id: str | None = None, limit: int = 100) -> Any:
 
 
 @router.get("/workflows")
-async def workflows() -> Any:
-    """The live workflows, the one idle for longest first."""
-    return {"workflows": _front().plane.view()}
+async def workflows(limit: int = 100) -> Any:
+    """The live workflows, the one that was heard of last first, and how many there are."""
+    plane = _front().plane
+    return {"workflows": plane.view(max(0, limit)), "live_workflows": len(plane)}
 
 
 @router.put("/policy")

@@ -79,7 +79,7 @@ def mark(adapted: Any, request: Any) -> None:
         messages = [plain(message.model_dump(exclude_none=True)) for message in request.messages]
         first = takewhile(lambda message: message.get("role") in _FIXED_ROLES, messages)  # it may say more later
         fixed = [message.get("content") for message in first]
-        marks = [message["tool_call_id"] for message in messages if message.get("tool_call_id")]
+        marks = [_digest(message["tool_call_id"]) for message in messages if message.get("tool_call_id")]
         adapted._kvflow_marks = (_digest(fixed) if fixed else "", marks)
     except Exception:
         note("reading messages")

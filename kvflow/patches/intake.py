@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 from kvflow import config
+from kvflow.control import starts_step
 from kvflow.engine.boundary import common_prefix
 from kvflow.errors import HintDecodeError
 from kvflow.hints import decode_envelope
 from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
 from kvflow.patches import commands_http, inferring, malformed
+from kvflow.patches.batch_hints import check_number, one_each
 from kvflow.patches.front import Admission, Front
 from kvflow.patches.guard import note
 from kvflow.patches.locating import find_slots, plain, roles_and_texts
@@ -24,6 +26,7 @@ from kvflow.patches.token_cache import TokenCache
 logger = logging.getLogger(__name__)
 
 _MIN_SHARE = 0.9
+_PROMPTS = ("text", "input_ids", "input_embeds")
 _rendered = TokenCache(max_bytes=32 * 2**20)
 
 
@@ -32,7 +35,10 @@ def generate_contract(result: str | None, body: Any) -> str | None:
     if result is not None or not isinstance(body, Mapping) or not body.get("kv_hints") or not _strict():
         return None
     hints = body["kv_hints"]
+    if not one_each(hints, *map(body.get, _PROMPTS)):
+        return None  # SGLang says so itself
     try:
+        check_number(hints)
         for envelope in hints if isinstance(hints, list) else [hints]:
             if envelope:  # SGLang takes what is empty for nothing
                 decode_envelope(envelope)
@@ -60,6 +66,7 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
     """
     admissions: list[Admission] = []
     told = 0
+    complete: set[int] = set()
     said = inferring.Said(obj, front.streams_deltas) if not obj.kv_hints else None
     try:
         _admit(front, obj, admissions)
@@ -69,20 +76,32 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
                     said.add(answer, last=False)
                 yield answer
                 continue
+            complete.update(_completed(answer, obj, len(admissions)))
             if _is_last(answer, obj):
                 if said is not None:
                     said.add(answer, last=True)
                 # Not before the client has it, which would make it wait, but before it can ask again.
-                asyncio.get_running_loop().call_soon(_answered, front, admissions, told, said)
+                asyncio.get_running_loop().call_soon(_answered, front, admissions, told, complete, said)
                 told = len(admissions)
             yield _with_outcomes(front, answer, admissions)
     finally:
-        _answered(front, admissions, told)
+        _answered(front, admissions, told, complete)
 
 
-def _answered(front: Front, admissions: list[Admission], told: int, said: inferring.Said | None = None) -> None:
-    for admission in admissions[told:]:
-        front.answered(admission, said.all if said is not None else ())
+def _answered(
+    front: Front, admissions: list[Admission], told: int, complete: Set[int], said: inferring.Said | None = None
+) -> None:
+    for place, admission in enumerate(admissions[told:], told):
+        front.answered(admission, said.all if said is not None else (), complete=place in complete)
+
+
+def _completed(answer: Any, obj: Any, requests: int) -> Iterator[int]:
+    """Places of the requests, among so many, whose answer ends here, unless SGLang has given them up."""
+    samples = getattr(obj, "parallel_sample_num", 1)
+    for place, each in enumerate(answer if isinstance(answer, list) else [answer]):
+        reason = each.get("meta_info", {}).get("finish_reason") if isinstance(each, dict) else None
+        if reason and not (isinstance(reason, dict) and reason.get("type") == "abort"):
+            yield 0 if requests == 1 else each.get("index", place) // samples
 
 
 def _is_part(answer: Any, obj: Any) -> bool:
@@ -115,6 +134,8 @@ def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
         if not hints:
             inferring.admit(front, obj, admissions)
             return
+        if not _may_be_taken(obj):
+            return
         text = obj.text if isinstance(obj.text, str) else None
         for hint in hints if isinstance(hints, list) else [hints]:
             admissions.append(front.admit(hint, text) if hint else Admission())
@@ -125,6 +146,25 @@ def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
     except Exception:
         note("taking hints")
         obj.kv_hints = None
+
+
+def _may_be_taken(obj: Any) -> bool:
+    """Whether a request has no more hints than it may have.
+
+    Raises:
+        HintDecodeError: it has more, and ``intake.strict`` is set.
+    """
+    if not one_each(obj.kv_hints, *(getattr(obj, name, None) for name in _PROMPTS)):
+        return False
+    try:
+        check_number(obj.kv_hints)
+    except HintDecodeError:
+        malformed.note()
+        if _strict():
+            raise
+        obj.kv_hints = None
+        return False
+    return True
 
 
 def chat(result: Any, self: Any, request: Any, raw_request: Any = None) -> Any:
@@ -184,35 +224,47 @@ def _reuses_nothing() -> bool:
 
 
 def _count_fixed_messages(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: Any) -> dict[str, Any]:
-    """Turn ``fixed_prompt_messages`` into ``fixed_prompt_tokens`` of this prompt, where that is possible."""
+    """Turn ``fixed_prompt_messages`` of the request's step into ``fixed_prompt_tokens``, where that is possible."""
 
-    def counted(action: dict[str, Any]) -> dict[str, Any]:
-        payload = action.get("payload", {})
-        count = payload.get("fixed_prompt_messages")
-        if action["action_type"] != STEP_TYPE or count is None or "fixed_prompt_tokens" in payload:
+    def counted(action: dict[str, Any]) -> dict[str, Any] | None:
+        facts = decode_envelope({**hints, "actions": [action]}).facts if action["action_type"] == STEP_TYPE else ()
+        step = facts[0].fact if facts else None  # none if it is of another version
+        if step is None or not starts_step(step):
+            return None
+        if step.fixed_prompt_messages is None or step.fixed_prompt_tokens is not None:
             return action
-        tokens = _fixed_tokens(tokenizer, request, adapted, count)
-        return action if tokens is None else {**action, "payload": {**payload, "fixed_prompt_tokens": tokens}}
+        tokens = _fixed_tokens(tokenizer, request, adapted, step.fixed_prompt_messages)
+        return action if tokens is None else {**action, "payload": {**action["payload"], "fixed_prompt_tokens": tokens}}
 
-    return {**hints, "actions": [counted(action) for action in hints.get("actions", ())]}
+    return _with_last(hints, counted)
 
 
 def _find_texts(hints: dict[str, Any], tokenizer: Any, request: Any, adapted: Any) -> dict[str, Any]:
     """Say in tokens of this prompt which of its texts may be reused (``kvflow.segments``)."""
 
-    def found(action: dict[str, Any]) -> dict[str, Any]:
+    def found(action: dict[str, Any]) -> dict[str, Any] | None:
         if action["action_type"] != SEGMENTS_TYPE:
-            return action
+            return None
         decoded = decode_envelope({**hints, "actions": [action]}).segments
         if decoded is None:  # of another version
-            return action
+            return None
         asked = decoded.segments
         slots = find_slots(asked, lambda: _prompt(tokenizer, adapted), tokenizer, messages=roles_and_texts(request))
         ranges = [{"start_tokens": start, "end_tokens": end, "name": name} for start, end, name in slots]
         missing = not ranges and bool(asked.ranges or asked.messages)
         return {**action, "payload": {"ranges": ranges, "messages": missing, "mode": asked.mode}}
 
-    return {**hints, "actions": [found(action) for action in hints.get("actions", ())]}
+    return _with_last(hints, found)
+
+
+def _with_last(hints: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> dict[str, Any]:
+    """Change the one action that counts: the last one of which ``change`` does not say None."""
+    actions = [*hints.get("actions", ())]
+    for place in reversed(range(len(actions))):
+        if (changed := change(actions[place])) is not None:
+            actions[place] = changed
+            break
+    return {**hints, "actions": actions}
 
 
 def _fixed_tokens(tokenizer: Any, request: Any, adapted: Any, count: int) -> int | None:

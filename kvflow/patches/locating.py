@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,11 +62,12 @@ def _found(
 ) -> list[SlotRange]:
     found: list[SlotRange] = []
     seen: dict[str, int] = {}
+    places = _Places()
     for item in asked.ranges:
         if item.start_tokens is not None and item.end_tokens is not None:
             found.append((item.start_tokens, item.end_tokens, item.name or _UNNAMED))
             continue
-        part = _text_of(item, messages, text)
+        part = _text_of(item, messages, text, places)
         run = prompt.find(tokens_of(tokenizer, part), seen.get(part, 0)) if prompt and part else None
         if run is not None:
             seen[part] = run[1]
@@ -86,10 +88,28 @@ def _messages(messages: Sequence[tuple[str, str]], prompt: Located, tokenizer: A
     return found
 
 
-def _text_of(item: SegmentRange, messages: Sequence[tuple[str, str]] | None, text: str | None) -> str:
+class _Places:
+    """Characters of messages, or of a prompt, that ranges have taken: what overlaps them is not tokenized as well."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int | None, list[tuple[int, int]]] = {}
+
+    def take(self, message: int | None, start: int, end: int) -> bool:
+        """Take what nobody has taken yet; tells whether that is so. Cost: O(log ranges)."""
+        taken = self._taken.setdefault(message, [])
+        place = bisect(taken, (start, end))
+        if (place and taken[place - 1][1] > start) or (place < len(taken) and taken[place][0] < end):
+            return False
+        taken.insert(place, (start, end))
+        return True
+
+
+def _text_of(item: SegmentRange, messages: Sequence[tuple[str, str]] | None, text: str | None, places: _Places) -> str:
+    """The text of a range; none of what an earlier one has had."""
     if item.message is not None:
         text = messages[item.message][1] if messages is not None and item.message < len(messages) else None
-    return (text or "")[item.start : item.end]
+    start, end, _ = slice(item.start, item.end).indices(len(text or ""))
+    return text[start:end] if text and start < end and places.take(item.message, start, end) else ""
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:

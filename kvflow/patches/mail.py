@@ -55,20 +55,30 @@ class Mail:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._send)
 
-    def go_with(self, message: Any) -> None:
-        """Put what is waiting into a request that is about to be sent; send it first if that cannot be."""
+    def go_with(self, message: Any) -> KvflowUpdates | None:
+        """Put what is waiting into a request that is about to be sent; send it first if that cannot be.
+
+        Returns:
+            What the request takes along, which is lost if it cannot be sent.
+        """
         if self._timer is None or isinstance(message, KvflowUpdates):
-            return
+            return None
         if not self._rides or not isinstance(message, TokenizedGenerateReqInput) or message.kv_hints is None:
             self._send()
-            return
-        message.kv_hints = _loaded(message.kv_hints, self._collect())
+            return None
+        updates = self._collect()
+        message.kv_hints = _loaded(message.kv_hints, updates)
+        return updates
 
-    def _send(self) -> None:
+    def send(self, updates: KvflowUpdates) -> None:
+        """Send updates in a message of their own."""
         try:
-            self._tokenizer_manager._dispatch_to_scheduler(self._collect())
+            self._tokenizer_manager._dispatch_to_scheduler(updates)
         except Exception:
             note("sending predictions")
+
+    def _send(self) -> None:
+        self.send(self._collect())
 
     def _collect(self) -> KvflowUpdates:
         """What is waiting, which then waits no more."""
@@ -79,14 +89,23 @@ class Mail:
         return message
 
 
-def before_dispatch(self: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
-    """Let nothing overtake what is waiting (hook before ``TokenizerManager._dispatch_to_scheduler``)."""
-    front = getattr(self, "_kvflow_front", None)
+def dispatch(original: Callable[..., Any], self: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let nothing overtake what is waiting (hook around ``TokenizerManager._dispatch_to_scheduler``).
+
+    A request that cannot be sent is its client's affair: what it was to take along is others' as well, and goes alone.
+    """
+    front, updates = getattr(self, "_kvflow_front", None), None
     if front is not None:
         try:
-            front.mail.go_with(obj)
+            updates = front.mail.go_with(obj)
         except Exception:
             note("sending predictions")
+    try:
+        return original(self, obj, *args, **kwargs)
+    except Exception:
+        if front is not None and updates is not None:
+            front.mail.send(updates)
+        raise
 
 
 def unpack(self: Any, recv_reqs: list[Any], *args: Any, **kwargs: Any) -> None:

@@ -15,6 +15,10 @@ DEVELOPER = {"role": "developer", "content": "In Python."}
 TASK = [{"role": "user", "content": "Count to three."}, {"role": "assistant", "content": "1 2 3"}]
 
 
+def result(call: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": "3"}
+
+
 def marks(*messages: dict[str, Any]) -> tuple[str, list[str]]:
     """Name of the agent, and ids of tool calls."""
     adapted = SimpleNamespace()
@@ -39,5 +43,11 @@ def test_a_chat_that_begins_with_a_question_names_no_agent() -> None:
 
 
 def test_results_of_tool_calls_are_named_wherever_they_stand() -> None:
-    result = {"role": "tool", "tool_call_id": "call-1", "content": "3"}
-    assert marks(SYSTEM, *TASK, result, DEVELOPER, *TASK)[1] == ["call-1"]
+    [call], [other] = (marks(SYSTEM, *TASK, result(name), DEVELOPER, *TASK)[1] for name in ("call-1", "call-2"))
+    assert [call] == marks(SYSTEM, result("call-1"))[1]
+    assert call != other
+
+
+def test_names_of_tool_calls_are_remembered_at_no_length_of_their_clients() -> None:
+    [call] = marks(SYSTEM, *TASK, result("x" * 100_000))[1]
+    assert len(call) == 32

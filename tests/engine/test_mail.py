@@ -45,7 +45,9 @@ class Wire:
         return self._now_s
 
     def _dispatch_to_scheduler(self, obj: Any) -> None:
-        mail.before_dispatch(self, obj)
+        mail.dispatch(Wire._encode, self, obj)
+
+    def _encode(self, obj: Any) -> None:
         self.sent.append(msgpack_decode(msgpack_encode(obj)))
 
     def post(self, *workflows: str, **more: Any) -> None:
@@ -67,7 +69,7 @@ def _name(message: Any) -> str:
     return message.op if isinstance(message, KvflowQuery) else message.rid
 
 
-def _request(rid: str, *, hinted: bool = True) -> TokenizedGenerateReqInput:
+def _request(rid: str, *, hinted: bool = True, params: Any = None) -> TokenizedGenerateReqInput:
     hints = claim.attach(envelope([]), None) if hinted else None
     return TokenizedGenerateReqInput(
         rid=rid,
@@ -76,7 +78,7 @@ def _request(rid: str, *, hinted: bool = True) -> TokenizedGenerateReqInput:
         input_embeds=None,
         mm_inputs=None,
         token_type_ids=None,
-        sampling_params=SamplingParams(),
+        sampling_params=SamplingParams(custom_params=params),
         return_logprob=False,
         logprob_start_len=-1,
         top_logprobs_num=0,
@@ -156,6 +158,24 @@ def test_predictions_do_not_ride_on_what_reaches_one_replica_or_waits_for_an_enc
 
     wire = _run(scene, **args)
     assert [type(each) for each in wire.sent] == [KvflowUpdates, TokenizedGenerateReqInput]
+
+
+def test_predictions_outlive_a_request_that_cannot_be_sent() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(100_000):
+        nested = {"deeper": nested}
+
+    async def scene(wire: Wire) -> None:
+        wire.post("a", feedback=[("a", 1.0)])
+        with pytest.raises(RecursionError):
+            wire._dispatch_to_scheduler(_request("too deep", params=nested))
+        wire.post("b")
+        wire._dispatch_to_scheduler(_request("r"))
+        await _wait()
+
+    wire = _run(scene)
+    assert wire.received == ["a", "b", "r"]
+    assert [tuple(each) for each in wire.sent[0].feedback] == [("a", 1.0)]
 
 
 def test_samples_of_one_request_share_its_hints_but_bring_predictions_once() -> None:

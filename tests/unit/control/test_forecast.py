@@ -125,6 +125,9 @@ def test_what_the_client_expects_of_a_tool_counts_until_it_has_passed(driver: Dr
     driver.answer("w")
     driver.tool("w", "start", expected_s=44.0)
     assert driver.left_s("w") == pytest.approx(44, abs=0.1)
+    driver.clock.now_s += 45.0
+    driver.expire()
+    assert driver.left_s("w") > 0
 
 
 def test_contexts_that_usually_end_here_are_not_expected_back(driver: Driver) -> None:
@@ -216,6 +219,43 @@ def test_a_long_step_delays_what_follows_it_and_not_itself(driver: Driver) -> No
     driver.ask("w", agent="a")
     assert driver.left_s("w", "b") < 5
     assert driver.left_s("w", "c") > 20
+
+
+def test_a_long_step_delays_nobody_who_runs_before_it(driver: Driver) -> None:
+    graph = AgentStepGraph("t").chain("START", "a", "b", "c", "d", "END")
+    driver.plane.graphs.declare("t", to_dict(graph))
+    for index in range(20):
+        play(driver, f"old{index}", ("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 100.0))
+        driver.end(f"old{index}")
+    driver.ask("w", agent="a")
+    assert driver.left_s("w", "c") < 20, "after two short steps and what lies between"
+
+
+def test_a_gap_that_is_always_there_is_no_sign_of_death(driver: Driver) -> None:
+    """Between two agents the client does something else for a minute, of which nobody is told."""
+    graph = AgentStepGraph("t").chain("START", "planner", "coder", "END")
+    driver.plane.graphs.declare("t", to_dict(graph))
+    for index in range(20):
+        play(driver, f"old{index}", ("planner", 1.0))
+        driver.clock.now_s += 60.0
+        play(driver, f"old{index}", ("coder", 1.0))
+        driver.end(f"old{index}")
+    play(driver, "w", ("planner", 1.0))
+    driver.clock.now_s += 50.0
+    driver.expire()
+    assert driver.claims["w"]["coder"].probability > 0.9
+    driver.clock.now_s += 300.0
+    driver.expire()
+    assert driver.claims["w"]["coder"].probability < 0.7
+
+
+def test_a_step_that_has_begun_and_asked_for_nothing_is_about_to(driver: Driver) -> None:
+    graph = AgentStepGraph("t").chain("START", "planner", "coder", "END")
+    driver.plane.graphs.declare("t", to_dict(graph))
+    play(driver, "w", ("planner", 1.0))
+    driver._take(StepFact(workflow_id="w", workflow_type="t", agent="coder", step_id="s"))
+    assert driver.claims["w"]["coder"].probability > 0.9
+    assert driver.left_s("w", "coder") < 1.0
 
 
 def test_what_lies_between_steps_delays_what_comes_later(driver: Driver) -> None:

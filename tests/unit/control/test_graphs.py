@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvflow.control import GraphBook
+from kvflow.errors import GraphError
 
 
 def run(book: GraphBook, workflow_type: str, workflow_id: str) -> None:
@@ -34,3 +37,12 @@ def test_types_that_come_again_leave_room_for_new_ones() -> None:
     assert book.find("new") is not None
     assert "old 19" in book.types()
     assert "old 13" not in book.types()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "\ud800"])
+def test_a_graph_of_a_type_that_no_fact_may_name_is_refused(name: str) -> None:
+    book = GraphBook()
+    with pytest.raises(GraphError, match=r"workflow type .*: .*; call it as the facts do") as caught:
+        book.declare(name, {"edges": [["START", "a"]]})
+    assert len(str(caught.value).encode()) < 250
+    assert book.types() == []

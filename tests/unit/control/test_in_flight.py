@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvflow.control import ControlPlane
+from kvflow.control import Context, ControlPlane
 from kvflow.graph import END
+from kvflow.hints import DecodedFact
 from tests.unit.control.test_plane import Clock, answer, ask, claim_of, clock, plane, step, take, tool
 
 __all__ = ["clock", "plane"]
@@ -83,13 +84,6 @@ def test_a_tool_is_waited_for_as_long_as_it_took_before_by_verb(plane: ControlPl
     assert left_s["ls"] < 2.0
 
 
-def test_what_a_client_expects_of_a_tool_is_believed(plane: ControlPlane, clock: Clock) -> None:
-    ask(plane, "code")
-    plane.answered("w", "code")
-    _, updates = take(plane, tool("start", expected_s=42.0))
-    assert claim_of(updates[-1], "code").due_s == 42.0
-
-
 def test_what_is_overdue_is_predicted_anew(plane: ControlPlane, clock: Clock) -> None:
     ask(plane, "code")
     [before] = answer(plane, "code")
@@ -101,3 +95,17 @@ def test_what_is_overdue_is_predicted_anew(plane: ControlPlane, clock: Clock) ->
     later_s = claim_of(after, "code").due_s
     assert later_s is not None
     assert later_s > clock.now_s
+
+
+def test_the_answer_to_an_earlier_workflow_of_the_same_id_is_none_to_this_one(plane: ControlPlane) -> None:
+    def asked() -> Context:
+        [context] = plane.take([DecodedFact(action_id="", action_type="", fact=step("code"))], with_request=True).asked
+        return context
+
+    earlier = asked()
+    take(plane, step(END))
+    later = asked()
+    assert not plane.answered("w", "code", earlier)
+    assert plane.view()[0]["next_use"]["code"]["asked"]
+    assert plane.answered("w", "code", later)
+    assert not plane.view()[0]["next_use"]["code"]["asked"]

@@ -17,6 +17,7 @@ from kvflow.engine import (
     Coordinator,
     Counters,
     KvCommand,
+    Load,
     Prefetcher,
     PromptClaim,
     Room,
@@ -92,6 +93,15 @@ class Server:
 
     def time(self, now_s: float) -> None:
         self.coordinator.tick(now_s)
+
+    def loads(self) -> Load:
+        """The next load, which comes at once."""
+        assert self.prefetcher is not None
+        load = self.prefetcher.next(Room(free_tokens=1000), lambda: pytest.fail("there is room"))
+        assert load is not None
+        self.prefetcher.begun(load)
+        self.prefetcher.ended(load)
+        return load
 
 
 @pytest.fixture
@@ -229,11 +239,17 @@ def test_release_leaves_the_pins_of_other_tenants(server: Server) -> None:
 def test_an_ordered_load_goes_before_what_is_predicted_and_expires(server: Server) -> None:
     assert server.prefetcher is not None
     assert server("kv.prefetch") == Answer(status="accepted", reason="all of it is on the device")
+    server.own["a"].evicted = server.own["b"].evicted = True
+    soon = (ClaimPrediction(agent="a", steps=3, due_s=60.0), ClaimPrediction(agent="b", steps=1, due_s=0.1))
+    server.coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=soon))
+    assert server("kv.prefetch", ttl_s=5.0).status == "deferred"
+    load = server.loads()
+    assert load.nodes == [server.own["a"]]
+    server.own["a"].evicted = False
+    assert server.loads().nodes == [server.own["b"]], "which is predicted, and has been before"
+    server.own["b"].evicted = False
     server.own["a"].evicted = True
     assert server("kv.prefetch", ttl_s=5.0).status == "deferred"
-    load = server.prefetcher.next(Room(free_tokens=1000), lambda: pytest.fail("there is room"))
-    assert load is not None
-    assert load.nodes == [server.own["a"]]
     server.time(5.1)
     assert server.prefetcher.next(Room(free_tokens=1000), lambda: pytest.fail("there is room")) is None
 
@@ -283,6 +299,23 @@ def test_no_tenant_takes_all_loads_that_can_be_on_order(server: Server) -> None:
     assert server.commands.on_prompt(prefetch, [(contexts[64], 20)]).status == "deferred", "one of them is over"
     server.time(5.1)
     assert server.commands.on_prompt(prefetch, [(contexts[5], 20)]).status == "deferred"
+
+
+def test_all_tenants_together_order_no_more_loads_than_there_may_be(server: Server) -> None:
+    contexts = [Node(20, server.root, evicted=True) for _ in range(64)]
+
+    def order(tenant: str) -> list[str]:
+        prefetch = KvCommand(verb="kv.prefetch", tenant=tenant, ttl_s=5.0)
+        return [server.commands.on_prompt(prefetch, [(node, 20)]).status for node in contexts]
+
+    assert [status for tenant in "abcd" for status in order(tenant)] == ["deferred"] * 256
+    assert order("e") == ["rejected"] * 64
+    for node in contexts[:16]:
+        node.evicted = False
+    told = [len(server.commands.tick()) for _ in range(16)]
+    assert max(told) <= 16, "they take turns"
+    assert sum(told) == 64
+    assert order("e") == ["accepted"] * 16 + ["deferred"] * 48
 
 
 def test_what_is_in_no_tier_any_more_is_not_said_to_be_loaded(server: Server) -> None:

@@ -97,3 +97,17 @@ def test_one_that_fails_to_leave_takes_no_other_with_it(server: Server, monkeypa
         server.commands.tick()
     ((command, answer),) = server.commands.tick()
     assert (command.agent, answer.tokens) == ("b", 60)
+
+
+def test_of_many_that_wait_some_are_looked_at_in_a_tick_and_all_have_their_turn(server: Server) -> None:
+    nodes = [Node(1, server.root) for _ in range(100)]
+    server.copying = {id(node) for node in nodes}
+    demote = KvCommand(verb="kv.demote", ttl_s=5.0)
+    assert {server.commands.on_prompt(demote, [(node, 1)]).status for node in nodes} == {"deferred"}
+    server.copying = {id(node) for node in nodes[:20]}
+    told = [len(server.commands.tick()) for _ in range(7)]
+    assert max(told) <= 16
+    assert sum(told) == 80
+    assert [node.evicted for node in nodes] == [False] * 20 + [True] * 80
+    server.time(5.1)
+    assert [answer.status for _ in range(2) for _, answer in server.commands.tick()] == ["rejected"] * 20

@@ -8,6 +8,7 @@ from kvflow.engine import Answer, KvCommand
 from kvflow.engine.pins import end_tokens, from_the_top
 from kvflow.policy import EvictionClass
 from kvflow.predict import WorkflowUpdate
+from tests.unit.engine.calls import calls
 from tests.unit.engine.load_table import Node
 from tests.unit.engine.test_commands import Server
 
@@ -141,3 +142,42 @@ def test_a_pin_for_which_no_time_is_left_is_rejected() -> None:
     server.time(2000.0)
     server.commands.flushed()
     assert server("kv.pin").status == "accepted"
+
+
+def test_of_many_who_have_asked_some_are_named_and_the_others_keep_it_as_long_as_they_said(server: Server) -> None:
+    names = [str(number) for number in range(100)]
+    for number, name in enumerate(names):
+        server.workflow(name, "a")
+        server("kv.pin", "a", name, ttl_s=100.0 + number)
+    owners = server.own["a"].owners
+    assert owners is not None
+    assert [len(pin.asked) for pin in owners.pins.values()] == [64]
+    for name in names:
+        server.coordinator.apply(WorkflowUpdate(workflow_id=name, workflow_type="t", retired=True))
+        assert server("kv.release", None, name).status == "missing"
+    server.time(135.9)
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED, "37 of them have no name any more"
+    server.time(136.1)
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+
+
+def test_what_has_left_the_cache_counts_for_nothing(server: Server) -> None:
+    server.own["c"] = Node(60, server.shared)
+    server.workflow("v", "c")
+    assert server("kv.pin", None).tokens == 220
+    assert server("kv.pin", "c", "v").status == "clipped", "of 250 tokens"
+    server.own["b"].evicted, server.own["b"].backuped = True, False
+    server.time(0.3)
+    assert server("kv.pin", "c", "v") == Answer(status="accepted", tokens=160)
+
+
+def test_commands_cost_no_more_where_much_is_pinned(server: Server) -> None:
+    contexts = [Node(1, server.root) for _ in range(200)]
+
+    def pin(node: Node) -> Answer:
+        return server.commands.on_prompt(KvCommand(verb="kv.pin", workflow_id="another"), [(node, 1)])
+
+    alone = calls(lambda: pin(contexts[0]))
+    assert {pin(node).status for node in contexts[1:-1]} == {"accepted"}
+    assert calls(lambda: pin(contexts[-1])) <= alone + 20
+    assert calls(lambda: server("kv.release", None, "unheard of")) < 50

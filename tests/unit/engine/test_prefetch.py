@@ -291,3 +291,15 @@ def test_contexts_that_are_there_do_not_keep_one_that_is_not_from_being_looked_a
     table.evict("b")
     table.say("w", b=0.4)
     assert table.load().anchor is table.fixed["b"]
+
+
+def test_contexts_of_programs_that_are_held_are_not_loaded_until_their_turn_comes(table: Table) -> None:
+    table.free_tokens = 300
+    table.evict("a", "b")
+    table.say("held", a=0.1)
+    table.say("let in", b=0.3)
+    table.coordinator.claims.hold("held", 0.05)
+    assert table.load().anchor is table.fixed["b"]
+    assert table.next() is None
+    table.coordinator.claims.hold("held", 0.0)
+    assert table.load().anchor is table.fixed["a"]

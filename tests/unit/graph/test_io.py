@@ -80,6 +80,9 @@ def test_errors_of_a_file_name_it_and_keep_their_class(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"name": "x" * 129}, r"name: .*at most 128 characters; docs/hints\.md has the format"),
+        ({"name": ""}, "name: .*at least 1 character"),
+        ({"name": "\ud800"}, "name: .*valid string"),
         ({"edges": None}, "edges: Input should be a valid list"),
         ({"colour": "red"}, "colour: Extra inputs"),
         ({"agents": {"a": {"joins": "all"}}}, r"agents\.a\.joins: Extra inputs"),
@@ -88,7 +91,8 @@ def test_errors_of_a_file_name_it_and_keep_their_class(tmp_path):
         ({"agents": {"a": {"fixed_prompt_tokens": "9"}}}, r"agents\.a\.fixed_prompt_tokens: .*integer"),
         ({"agents": {str(i): {} for i in range(257)}}, "agents: .*at most 256"),
         ({"edges": [[START, "a"]] * 4097}, "edges: .*at most 4096"),
-        ({"edges": [[START, "a", "b"]]}, r"edges\.0: "),
+        ({"edges": [[START, "a", "b"]]}, r"edges\.0\.probability: Input should be a valid number"),
+        ({"edges": [[START, "a", 0.5, 1]]}, r"edges\.0: "),
         ({"edges": [[START, 1]]}, r"edges\.0\.to: Input should be a valid string"),
         ({"edges": [{"from": START}]}, r"edges\.0\.to: Field required"),
         (

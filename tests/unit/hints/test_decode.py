@@ -159,6 +159,23 @@ def test_what_others_write_passes_whatever_its_size_and_keys_but_not_without_end
         decode_envelope(value)
 
 
+@pytest.mark.parametrize("field", ["action_id", "action_type", "action_version"])
+@pytest.mark.parametrize("value", ["\ud800", "x" * 257])
+def test_what_is_said_again_in_answers_is_short_and_can_be_written(field: str, value: str) -> None:
+    sent = with_payload({"workflow_id": "w", "agent": "a"})
+    sent["actions"][0][field] = value
+    with pytest.raises(HintDecodeError) as caught:
+        decode_envelope(sent)
+    assert caught.value.field == f"actions.0.{field}"
+    assert len(str(caught.value).encode()) < 200
+
+
+def test_the_words_of_others_may_be_empty() -> None:
+    sent = with_payload({}, action_type="")
+    sent["actions"][0] |= {"action_id": "", "action_version": ""}
+    assert [outcome.status for outcome in decode_envelope(sent).outcomes] == [Status.UNSUPPORTED]
+
+
 def test_commands_are_told_from_facts() -> None:
     target = {"kind": "agent", "workflow_id": "w", "agent": "a"}
     sent = envelope([step_action(workflow_id="w", agent="a"), command_action("kv.pin", target=target, ttl_s=5)])

@@ -1,0 +1,102 @@
+"""Answers to requests, and which of them end the workflow of a final one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvflow.graph import END
+from kvflow.hints import envelope, step_action
+from kvflow.patches import intake
+from kvflow.patches.front import Front
+from tests.engine.test_front import Manager
+
+PART = {"meta_info": {"finish_reason": None}}
+
+
+def ended(kind: str, **more: Any) -> dict[str, Any]:
+    return {"meta_info": {"finish_reason": {"type": kind}}, **more}
+
+
+def final(workflow: str, **fields: Any) -> dict[str, Any]:
+    return envelope([step_action(workflow_id=workflow, agent="a", final=True, **fields)])
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[Front]:
+    front = Front.of(Manager())
+    yield front
+    for timer in front._timers:
+        timer.cancel()
+
+
+async def ask(front: Front, hints: Any, *answers: Any, samples: int = 1) -> None:
+    """One request, or a batch; after its answers SGLang raises an error, as it does where it has none."""
+    single = isinstance(hints, dict)
+    text = "x" if single else ["x"] * len(hints)
+    obj = SimpleNamespace(kv_hints=hints, text=text, parallel_sample_num=samples, is_single=single)
+
+    async def generate() -> AsyncIterator[Any]:
+        for answer in answers:
+            yield answer
+        raise ValueError("refused")
+
+    with suppress(ValueError):
+        async for _ in intake._until_answered(generate, front, obj):
+            pass
+    await asyncio.sleep(0)
+
+
+def live(front: Front) -> Iterator[str]:
+    return (each["workflow_id"] for each in front.plane.view())
+
+
+@pytest.mark.parametrize(
+    ("answers", "over"),
+    [
+        ([ended("stop")], True),
+        ([PART, ended("length")], True),
+        ([PART, ended("abort")], False),
+        ([PART], False),
+        ([], False),
+    ],
+)
+async def test_a_final_request_ends_its_workflow_once_all_of_its_answer_is_there(
+    front: Front, answers: list[Any], over: bool
+) -> None:
+    await ask(front, final("w"), *answers)
+    assert ("w" not in live(front)) == over
+    assert not any(use["asked"] for each in front.plane.view() for use in each["next_use"].values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_a_batch_those_end_that_have_been_answered(front: Front, stream: bool) -> None:
+    answers: list[Any] = [ended("abort"), ended("stop"), ended("stop")]
+    if stream:
+        answers = [each | {"index": index} for index, each in enumerate(answers)]
+        await ask(front, [final("w0"), final("w1"), final("w2")], *reversed(answers[:2]))
+        assert sorted(live(front)) == ["w0", "w2"]
+    else:
+        await ask(front, [final("w0"), final("w1"), final("w2")], answers)
+        assert sorted(live(front)) == ["w0"]
+
+
+async def test_one_of_several_answers_to_a_prompt_is_enough(front: Front) -> None:
+    answers = [ended(kind) for kind in ("abort", "abort", "abort", "stop")]
+    await ask(front, [final("w0"), final("w1")], answers, samples=2)
+    assert [*live(front)] == ["w0"]
+
+
+async def test_the_last_answer_to_an_earlier_workflow_does_not_end_one_of_the_same_id(front: Front) -> None:
+    earlier = front.admit(final("w"))
+    await front.hints(envelope([step_action(workflow_id="w", agent=END)]))
+    later = front.admit(final("w"))
+    front.answered(earlier, complete=True)
+    assert front.plane.view()[0]["next_use"]["a"]["asked"]
+    front.answered(later, complete=True)
+    assert [*live(front)] == []
