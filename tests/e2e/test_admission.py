@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from kvflow.hints import envelope, step_action
 from tests.e2e.conftest import HOST_TIER, Server
 from tests.e2e.test_hints import eventually
+from tests.e2e.test_live_views import run
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -47,20 +49,41 @@ def program(server: Server, name: str) -> list[str]:
     return said
 
 
+def side_by_side(server: Server, names: list[str]) -> tuple[list[list[str]], int]:
+    """What programs say that run at the same time, and how many requests were held at most."""
+    held = [0]
+    with ThreadPoolExecutor(len(names)) as pool:
+        running = [pool.submit(program, server, name) for name in names]
+        while not all(one.done() for one in running):
+            held.append(server.get("stats")["replicas"][0]["admission"]["held"])
+    return [one.result() for one in running], max(held)
+
+
 def test_programs_that_do_not_fit_wait_and_all_say_what_they_would_say_alone(gated: Server) -> None:
     names = [f"program-{number}" for number in range(PROGRAMS)]
-    held = []
-    with ThreadPoolExecutor(PROGRAMS) as pool:
-        running = [pool.submit(program, gated, name) for name in names]
-        while not all(one.done() for one in running):
-            held.append(gated.get("stats")["replicas"][0]["admission"]["held"])
-    together = [one.result() for one in running]
-    assert max(held) > 0
+    together, most_held = side_by_side(gated, names)
+    assert most_held > 0
+    (replica,) = json.loads(run(gated, "explain", "--limit", "1000", "--json"))["replicas"]
+    waited_s = [entry["seconds"] for entry in replica["entries"] if entry["event"] == "let in"]
+    assert "held back" in {entry["event"] for entry in replica["entries"]}
+    assert max(waited_s) > 0
     gated.fresh()
     alone = [program(gated, name) for name in names]
     assert together == alone
     assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
     assert gated.get("status")["degraded"] == {}
+
+
+def test_sglangs_order_of_eviction_leaves_admission_on(gated: Server) -> None:
+    """What docs/operating.md says of switching while the server runs."""
+    gated.fresh()
+    gated.set_policy("lru")
+    try:
+        _, most_held = side_by_side(gated, [f"switched-{number}" for number in range(PROGRAMS)])
+    finally:
+        gated.set_policy("cost")
+    assert most_held > 0
+    assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
 
 
 def test_in_sglangs_own_order_and_without_loads_ahead_all_say_the_same(sglangs_order: Server) -> None:
@@ -139,6 +162,8 @@ def test_a_request_that_is_retracted_and_then_given_up_holds_nobody_up(gated: Se
         post(gated, "continue_generation")
         asked.result()
     assert program(gated, "next")
+    assert "gone" in gated.workflows(), "what is aborted ends nothing"
+    gated.end("gone")
     assert gated.get("stats")["replicas"][0]["admission"] == {"programs": 0, "held": 0}
 
 

@@ -76,5 +76,7 @@ def test_the_program_in_the_readme_runs(server: Any, tmp_path: Path) -> None:
     assert blocks
     program = tmp_path / "program.py"
     program.write_text(blocks[0].replace("http://localhost:30000", server.url))
+    before = outcomes(server)
     assert run([str(program)], server).strip()
+    assert outcomes(server) - before >= 2
     assert "planner" in server.get("graphs/feature")["graph"]["agents"]

@@ -13,6 +13,7 @@ import pytest
 
 from kvflow.hints import envelope, step_action
 from tests.e2e.conftest import Server
+from tests.e2e.test_hints import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -42,6 +43,11 @@ def settle(server: Any) -> None:
     while server.get("stats")["total"]["copies_under_way"]:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def costs(server: Any) -> dict[str, float]:
+    """What decisions go by now."""
+    return server.get("status")["replicas"][0]["costs"]
 
 
 def superseded_tokens(server: Any) -> int:
@@ -102,6 +108,9 @@ def test_a_load_back_is_counted_and_gives_the_same_tokens(server: Any) -> None:
     assert total["load_backs"] >= 1
     assert total["load_back_tokens"] == total["hit_tokens"]["host"] > 0
     assert total["load_back_s"] > 0
+    server.step("w", "agent", text("while a workflow lives the schedulers are asked how long loads take"))
+    load_token_s = total["load_back_s"] / total["load_back_tokens"]
+    assert eventually(lambda: costs(server)["load_token_s"] == pytest.approx(load_token_s, rel=0.05))
 
 
 def test_recomputed_tokens_are_those_that_had_been_cached(server: Any) -> None:

@@ -52,6 +52,8 @@ def test_a_batch_carries_one_envelope_each(server: Any) -> None:
     params = {"temperature": 0, "max_new_tokens": 2}
     body = {"text": ["x" * 64, "y" * 64], "sampling_params": params, "kv_hints": [hints("w1", "a"), hints("w2", "b")]}
     assert server.client.post("/generate", json=body).status_code == 200
+    one_too_many = [hints(f"v{number}", "a") for number in range(3)]
+    assert server.client.post("/generate", json=body | {"kv_hints": one_too_many}).status_code == 400
     assert {w: v["running"] for w, v in server.workflows().items()} == {"w1": ["a"], "w2": ["b"]}
 
 
@@ -117,9 +119,9 @@ def test_a_chat_and_a_batch_are_answered_once_each(server: Any) -> None:
     )
 
 
-def test_a_request_that_is_refused_is_not_left_in_flight(server: Any) -> None:
+def test_a_request_that_is_refused_is_not_left_in_flight_and_ends_nothing(server: Any) -> None:
     server.step("w", "a", "announces the workflow")
-    body = {"text": "x", "sampling_params": {"max_new_tokens": -5}, "kv_hints": hints("w", "a")}
+    body = {"text": "x", "sampling_params": {"max_new_tokens": -5}, "kv_hints": hints("w", "a", final=True)}
     assert server.client.post("/generate", json=body).status_code == 400
     assert eventually(lambda: not server.workflows()["w"]["next_use"]["a"]["asked"])
 
@@ -211,6 +213,21 @@ def test_malformed_events_are_answered_with_400(server: Any, body: Any) -> None:
     assert "kv_hints" in response.json()["error"]["message"]
     assert server.client.post("/kvflow/v1/events", content=b"{").status_code == 400
     assert server.client.post("/kvflow/v1/events", content=b"[" * 100_000).status_code == 400
+
+
+def test_what_could_not_be_answered_is_not_taken(server: Any) -> None:
+    odd = step_action(workflow_id="w", agent="a") | {"action_id": "\ud800"}
+    response = server.client.post("/kvflow/v1/events", content=json.dumps(envelope([odd])))
+    assert response.status_code == 400
+    assert "action_id" in response.json()["error"]["message"]
+    assert server.workflows() == {}
+
+
+def test_of_many_workflows_those_are_told_that_were_heard_of_last(server: Any) -> None:
+    server.events(*(step_action(workflow_id=f"w{number}", agent="a") for number in range(5)))
+    told = server.get("workflows", limit=2)
+    assert [workflow["workflow_id"] for workflow in told["workflows"]] == ["w4", "w3"]
+    assert told["live_workflows"] == 5
 
 
 def test_foreign_actions_pass_and_are_counted(server: Any) -> None:
@@ -318,6 +335,9 @@ def test_graphs_are_declared_shown_and_refused(server: Any) -> None:
     response = server.client.put("/kvflow/v1/graphs/shown", json=bad)
     assert response.status_code == 400
     assert "probability" in response.text
+    response = server.client.put(f"/kvflow/v1/graphs/{'x' * 129}", json=GRAPH)
+    assert response.status_code == 400
+    assert "at most 128 characters" in response.json()["error"]["message"]
     assert server.client.get("/kvflow/v1/graphs/nothing_known").status_code == 404
 
 

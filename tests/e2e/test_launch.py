@@ -26,6 +26,8 @@ from tests import forking
 from tests.e2e.conftest import Server
 from tests.e2e.reusing import DOCUMENT, ask, reuse, text
 from tests.e2e.test_commands import there_and_back
+from tests.e2e.test_eviction import settle
+from tests.e2e.test_hints import eventually
 from tests.plugins import write_plugin
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
@@ -85,8 +87,14 @@ def test_connections_outlive_the_idle_time_of_http_clients(server: Server) -> No
 @pytest.fixture(scope="module")
 def stock(start: Callable[..., Any]) -> Iterator[Server]:
     """SGLang without kvflow, which is installed, and with the memory of the shared server."""
-    with start(*HOST_TIER, "--max-total-tokens", "2048", spawn=subprocess.Popen) as server:
+    flags = (*HOST_TIER, "--max-total-tokens", "2048", "--admin-api-key", "owner")
+    with start(*flags, spawn=subprocess.Popen, headers={"Authorization": "Bearer owner"}) as server:
         yield server
+
+
+def settle_stock(server: Server) -> None:
+    """As :func:`settle`: SGLang refuses to give up its storage, of which there is none, while anything is copied."""
+    assert eventually(lambda: server.client.delete("/hicache/storage-backend").status_code == 200)
 
 
 def hooks(server: Server) -> set[str]:
@@ -116,17 +124,17 @@ def test_without_hints_both_tiers_hit_and_miss_as_in_stock_sglang(stock: Server,
     prompts = [rng.choice(heads) + "".join(rng.choice("uvwxyz ") for _ in range(160)) for _ in range(24)]
     sequence = [rng.choice(prompts) for _ in range(60)]
 
-    def play(target: Any) -> list[tuple[list[int], Any]]:
+    def play(target: Server, settle: Callable[[Server], None]) -> list[tuple[list[int], Any]]:
         seen = []
         for prompt in sequence:
             answer = target.generate(prompt, tokens=2)
             details = answer["meta_info"]["cached_tokens_details"] or {}
             seen.append((answer["output_ids"], details.get("device"), details.get("host")))
-            time.sleep(0.15)  # write-through done: what is locked must not depend on timing
+            settle(target)  # write-through done: what is locked must not depend on timing
         return seen
 
     stock.flush()
-    ours, theirs = play(server), play(stock)
+    ours, theirs = play(server, settle), play(stock, settle_stock)
     assert sum(bool(host) for _, _, host in theirs) > 5
     assert ours == theirs
 

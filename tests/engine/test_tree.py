@@ -369,13 +369,14 @@ def test_the_guard_hears_what_a_waiting_request_looks_for(make_tree: Callable[..
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 
     tree = make_tree("kvflow")
-    req = SimpleNamespace(rid="r", origin_input_ids=prompt(1), extra_key=None, cache_salt=None, session=None)
+    req = SimpleNamespace(rid="r", origin_input_ids=prompt(*range(10)), extra_key=None, cache_salt=None, session=None)
     guard = tree.cache.trust._guard
     tree.cache.match_prefix(MatchPrefixParams(key=tree.key(prompt(1))))
     assert not guard._looked_up
     tree.cache.match_prefix(MatchPrefixParams(key=tree.key(prompt(1)), req=req))
     assert list(guard._looked_up) == ["r"]
-    assert len(guard._looked_up["r"]) == len(prompt(1)) // tree.cache.tree_core.unit_tokens
+    assert guard._looked_up["r"] == tree.cache.watch.digests(req)
+    assert len(guard._looked_up["r"]) == 160 // 64
 
 
 def test_of_what_nobody_claims_a_little_more_leaves_than_is_asked_for(make_tree: Callable[..., Any]) -> None:

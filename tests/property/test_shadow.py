@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from zlib import crc32
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ REQUESTS = st.lists(st.tuples(PROMPTS, st.text(alphabet="ab", max_size=4), st.in
 
 
 def chain(text: str) -> list[int]:
-    return [hash(text[: end + 1]) for end in range(len(text))]
+    return [crc32(text[: end + 1].encode()) for end in range(len(text))]
 
 
 class Textbook:

@@ -10,14 +10,20 @@ import pytest
 from kvflow.control.threads import AGENT, Threads
 from kvflow.hints import StepFact
 
-_random = random.Random(3)
+_random = random.Random()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Every test draws the same texts, whichever others have run."""
+    _random.seed(3)
 
 
 def text(length: int) -> list[int]:
     return _random.choices(range(1000), k=length)
 
 
-SYSTEM = text(300)
+SYSTEM = random.Random("system").choices(range(1000), k=300)
 
 
 class Client:

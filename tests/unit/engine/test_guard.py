@@ -127,19 +127,21 @@ def test_an_order_worse_than_lru_is_given_up_before_it_costs_more_than_allowed()
     assert guard.regret.fallbacks == 1 + guard.regret.recoveries
 
 
-def test_an_order_that_was_given_up_is_tried_again_after_a_while() -> None:
+@pytest.mark.parametrize(("names", "most_turns"), [(30_000, 30_000), (200, 400)], ids=["losses fade", "LRU loses too"])
+def test_an_order_that_was_given_up_is_tried_again_after_a_while(names: int, most_turns: int) -> None:
+    """Once a quarter of what may be lost is left, and on a quarter of the cache."""
     guard = Guard(COSTS, UNIT)
     cache = Cache(guard, contexts=60)
     turn = 0
     while guard.active:
         cache.ask(turn, name_at(turn))
         turn += 1
-    lost_s = guard.regret.lost_s
+    lost_s, given_up = guard.regret.lost_s, turn
     while not guard.active:
         turn += 1
-        cache.ask(turn, 2000 + turn)  # nothing that prediction could be blamed for
-        assert turn < 30_000
-    assert guard.share < 1.0
+        cache.ask(turn, 2000 + turn % names)  # nothing that prediction could be blamed for
+        assert turn < given_up + most_turns
+    assert guard.share == 0.25
     assert guard.regret.recoveries == 1
     assert guard.regret.lost_s == lost_s
 

@@ -139,11 +139,12 @@ def test_claimed_leaves_that_leave_are_among_the_worst() -> None:
     for _ in range(200):  # the pool fills
         evict(leaves)
     below: list[float] = []
+    draw = random.Random(2)
     for number in range(400):
         left = sorted(node.value for node in nodes if node in leaves)
         victim = evict(leaves)
         below.append(left.index(victim.value) / len(left))
-        fresh = Leaf(10**6 + number, 1e9 + number, random.random())
+        fresh = Leaf(10**6 + number, 1e9 + number, draw.random())
         nodes.append(fresh)
         leaves.add(fresh)
     assert sorted(below)[len(below) // 2] < 0.01

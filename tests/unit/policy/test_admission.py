@@ -147,15 +147,6 @@ def test_who_has_been_held_longest_for_its_size_goes_first() -> None:
     assert admitted(patient, program(70_000, waiting=True, held_s=100.0, served_s=50.0)) == [True, False]
 
 
-def test_smaller_ones_go_before_one_that_does_not_fit_until_it_is_overdue() -> None:
-    at_work = program(50_000, admitted=True, busy=True, served_s=10.0)
-    large, small = program(80_000, waiting=True), program(30_000, waiting=True)
-    assert admitted(at_work, large, small) == [True, False, True]
-    small.admitted = False
-    large.held_s = 100.0
-    assert admitted(at_work, large, small) == [True, False, False]
-
-
 def test_a_small_one_that_is_overdue_is_let_in_beyond_the_room() -> None:
     def line(tokens: int, held_s: float) -> list[bool]:
         at_work = program(99_000, admitted=True, busy=True, served_s=100.0)

@@ -76,6 +76,18 @@ def test_saga_weighs_age_reuse_and_size() -> None:
     assert policy.rank(Leaf(standing=DUE_SOON, tokens=512, age=1.0)) < base
     assert policy.rank(Leaf(standing=DOUBTFUL, tokens=512, age=0.5)) < base
     assert policy.rank(Leaf(standing=DUE_SOON, tokens=8192, age=0.5)) < base
+    cls, value = policy.rank(Leaf(standing=DUE_SOON, tokens=8192, age=0.5))
+    assert cls == EvictionClass.UNCLAIMED
+    assert value == pytest.approx(-(0.3 * 0.5 + 0.5 * 0.1 + 0.2 * 0.5))
+
+
+def test_saga_keeps_what_is_pinned_whatever_its_age_and_size() -> None:
+    policy = make_policy("saga")
+    pinned = policy.rank(Leaf(standing=PINNED, tokens=8192, age=1.0))
+    assert pinned == (EvictionClass.PINNED, pytest.approx(-(0.3 + 0.5 * 0.1 + 0.2 * 0.5)))
+    other = policy.rank(Leaf(standing=FIXED, tokens=1, age=0.0))
+    assert other[1] > pinned[1]
+    assert other < pinned
 
 
 def test_lfu_and_slru_go_by_hits() -> None:
@@ -96,14 +108,34 @@ def test_belady_evicts_what_is_used_last_or_never() -> None:
     assert order("belady", DUE_SOON, UNCLAIMED, DUE_LATE) == [UNCLAIMED, DUE_LATE, DUE_SOON]
 
 
+NEVER_USED = ("retired", "superseded", "unclaimed")
+EVERYTHING = (*NEVER_USED, "due soon", "fixed", "pinned")
+BY_VALUE = [("retired",), ("superseded",), ("unclaimed",), ("fixed",), ("pinned",), ("due soon",)]
+ORDERS = {
+    "lru": [EVERYTHING],
+    "lfu": [EVERYTHING],
+    "slru": [EVERYTHING],
+    "tlru": [("due soon", "fixed"), (*NEVER_USED, "pinned")],
+    "steps": [(name,) for name in EVERYTHING],
+    "ttl": [(*NEVER_USED, "due soon", "fixed"), ("pinned",)],
+    "saga": [NEVER_USED, ("due soon",), ("fixed",), ("pinned",)],
+    "cost": BY_VALUE,
+    "belady": [NEVER_USED, ("fixed",), ("pinned",), ("due soon",)],
+    "belady-cost": BY_VALUE,
+}
+"""What leaves together, the first to leave first, where leaves differ in their standing alone."""
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_order_has_its_name_and_ranks_every_standing(policy: str) -> None:
     made = make_policy(policy)
     assert made.name == policy
-    ranks = [
-        made.rank(Leaf(standing=one, tokens=1)) for one in (RETIRED, SUPERSEDED, UNCLAIMED, DUE_SOON, FIXED, PINNED)
-    ]
-    assert sorted(ranks) == sorted(ranks, key=lambda rank: (float(rank[0]), float(rank[1])))
+    standings = dict(zip(EVERYTHING, (RETIRED, SUPERSEDED, UNCLAIMED, DUE_SOON, FIXED, PINNED), strict=True))
+    together: dict[tuple[float, float], tuple[str, ...]] = {}
+    for name, standing in standings.items():
+        rank = made.rank(Leaf(standing=standing, tokens=512, end_tokens=4096))
+        together[rank] = (*together.get(rank, ()), name)
+    assert [names for _, names in sorted(together.items())] == ORDERS[policy]
 
 
 def test_classes_go_from_what_is_over_to_what_is_pinned() -> None:
