@@ -106,7 +106,7 @@ class Conversations:
         grafts = tuple(part for graft in whole if (part := graft.within(cached_tokens, end)) is not None)
         if not grafts or end - grafts[0].start < self._min_tokens:
             return None
-        for piece in before.pieces:
+        for piece in reversed(before.pieces):  # where memory is short, the end goes before the beginning
             self._memory.touch(piece)
         return Continued(end=end, grafts=grafts, slots=before.slots)
 
@@ -172,9 +172,13 @@ class Conversations:
     def _keep(self, conversation: _Conversation, prompt: Prompt, plan: Plan, tokens: torch.Tensor, read: Read) -> None:
         kept = len(conversation.pieces)
         start = _end(conversation.pieces[-1]) if kept else plan.exact_tokens
-        if start >= len(tokens) or not self._memory.fits(read(start, start + 1).bytes_of(len(tokens) - start)):
+        if start >= len(tokens):
             return
-        if len(conversation.pieces) < kept:  # what it has had to make room for what is new
+        own_bytes = sum(piece.nbytes for piece in conversation.pieces)
+        new_bytes = read(start, start + 1).bytes_of(len(tokens) - start)
+        if not self._memory.ever_holds(own_bytes + new_bytes) or not self._memory.fits(new_bytes):
+            return  # there is no room for both, and the beginning is worth more
+        if len(conversation.pieces) < kept:  # it was used less lately than others
             return
         origin = Origin(workflow_type=prompt.workflow_type, agent=prompt.agent, part="turn")
         # The answer apart: the next prompt may have it without its reasoning.

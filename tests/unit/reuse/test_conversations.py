@@ -278,5 +278,5 @@ def test_memory_is_bounded_and_the_beginning_is_used_as_long_as_it_is_there() ->
         lengths.append(plan.continued_tokens)
         assert reuse.memory.used_bytes <= reuse.memory.max_bytes
         assert reuse.memory.used_bytes == held_bytes(reuse)
-    assert lengths[0] > 0
+    assert all(lengths), "the beginning is the last to go"
     assert len(asked.tokens) > 600, "more than there is room for"
