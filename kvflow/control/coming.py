@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
+from operator import itemgetter
 from statistics import fmean
 
 from kvflow.control.arrivals import Arrivals
-from kvflow.control.forecast import Forecaster
+from kvflow.control.forecast import MOST_AHEAD, Forecaster
 from kvflow.control.graphs import GraphBook
 from kvflow.graph import END, START, expected_steps, steps_to_execution
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -104,7 +106,8 @@ class Coming:
         steps = steps_to_execution(known.graph, frozenset({START}))
         start_s = state.arrivals.next_s(now_s)
         state.revisit_s = max(now_s + _LEAST_REVISIT_S, start_s)
-        agents = {agent: count for agent, count in sorted(steps.items()) if count is not None and agent != END}
+        known_steps = [(count, agent) for agent, count in steps.items() if count is not None and agent != END]
+        agents = {agent: count for count, agent in sorted(nsmallest(MOST_AHEAD, known_steps), key=itemgetter(1))}
         likely = expected_steps(known.graph, frozenset({START}))
         claims = tuple(
             ClaimPrediction(

@@ -44,6 +44,17 @@ def test_of_a_large_graph_those_who_hold_something_and_the_soonest_are_predicted
     assert len(update.claims) == 64 + 3
 
 
+def test_of_the_workflow_that_comes_next_the_soonest_are_announced(plane: ControlPlane) -> None:
+    plane.graphs.declare("review", to_dict(AgentStepGraph("review").chain("START", *AGENTS, "END")))
+    announced = []
+    for number in range(4):
+        _, updates = take(plane, step(AGENTS[0], f"w{number}"), with_request=True)
+        announced += [update for update in updates if update.expected]
+        plane.answered(f"w{number}", AGENTS[0])
+    assert announced
+    assert steps_of(announced[-1]).keys() == {*AGENTS[:64]}
+
+
 def test_claims_of_all_workflows_are_bounded_and_contexts_come_first(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
