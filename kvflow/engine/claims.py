@@ -126,9 +126,12 @@ class ClaimTable:
         claims = workflows.setdefault(update.workflow_id, {})
         predicted = {prediction.agent for prediction in update.claims}
         changed = False
-        for agent, claim in claims.items():
+        for agent, claim in [*claims.items()]:
             if agent not in predicted:
                 changed |= claim.set(None)
+                if claim.own_prompt is None and not claim.asked_here:  # it holds nothing, and may be made anew
+                    del claims[agent]
+                    self._contexts -= not update.expected
         for prediction in update.claims:
             claim = claims.get(prediction.agent)
             if claim is None:

@@ -70,3 +70,16 @@ def test_not_all_are_looked_at_to_find_one_that_can_be_forgotten(coordinator: Co
     coordinator.claims.role("fourth", "a")
     assert "idle" not in remembered(coordinator)
     assert "fourth" in remembered(coordinator)
+
+
+def test_an_agent_that_is_not_expected_any_more_and_holds_nothing_is_forgotten(coordinator: Coordinator) -> None:
+    def expect(*agents: str) -> None:
+        predictions = tuple(ClaimPrediction(agent=agent, steps=3) for agent in agents)
+        coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=predictions))
+
+    expect("first", "second", "third")
+    node = Node(64)
+    coordinator.tag(PromptClaim(workflow_id="w", workflow_type="t", agent="first"), [(node, 64)], 0, first=True)
+    expect("third", "fourth")
+    assert (coordinator.claims.of("w") or {}).keys() == {"first", "third", "fourth"}, "the first one has a context"
+    assert coordinator.claims.contexts == 3
