@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import time
 from collections import defaultdict
@@ -32,7 +31,7 @@ from statistics import median
 from typing import Any
 
 import httpx
-from serving import add_options, serve
+from serving import add_options, cache_prefix, first_token, serve, words
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
@@ -65,12 +64,6 @@ class Sample:
     reused_tokens: int
 
 
-def words(name: str, tokens: int) -> list[int]:
-    """Tokens that only a name decides: printable ASCII, one byte each."""
-    rng = random.Random(name)
-    return [rng.randrange(32, 127) for _ in range(tokens)]
-
-
 class Bench:
     """One server and what has been measured on it."""
 
@@ -92,9 +85,7 @@ class Bench:
     def warm(self, arm: str) -> None:
         """Have every agent's prefix cached."""
         for agent in range(self._shape.agents):
-            params = {"max_new_tokens": 1, "temperature": 0}
-            body = {"input_ids": words(f"prefix {agent}", self._shape.prefix), "cache_salt": arm}
-            self._client.post("/generate", json=body | {"sampling_params": params}).raise_for_status()
+            cache_prefix(self._client, words(f"prefix {agent}", self._shape.prefix), arm)
 
     def _ask(
         self, arm: str, number: int, agent: int, prefix: list[int], texts: list[list[int]]
@@ -107,24 +98,9 @@ class Bench:
             step_action(workflow_id=f"{arm} {number}", workflow_type="chain", agent=f"agent {agent}"),
             segments_action(ranges=ranges, mode="off" if arm == "dense" else arm),
         ]
-        # the first token comes at once, the others in few pieces
-        params = {"temperature": 0, "max_new_tokens": self._shape.answer, "ignore_eos": True, "stream_interval": 64}
-        body = {
-            "input_ids": tokens,
-            "sampling_params": params,
-            "kv_hints": envelope(actions),
-            "cache_salt": arm,
-            "stream": True,
-        }
+        body = {"input_ids": tokens, "kv_hints": envelope(actions), "cache_salt": arm}
         before = self._reused()
-        start_s, ttft_s, last = time.perf_counter(), 0.0, {}
-        with self._client.stream("POST", "/generate", json=body) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                ttft_s = ttft_s or time.perf_counter() - start_s
-                last = json.loads(line.removeprefix("data: "))
+        ttft_s, last = first_token(self._client, body, self._shape.answer)
         meta = last["meta_info"]
         reused = self._reused() - before
         answer = last["output_ids"]

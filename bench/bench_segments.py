@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
-from serving import add_options, serve
+from serving import add_options, serve, words
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
@@ -40,12 +39,6 @@ EXAMPLES = 3
 """Texts an agent has seen before: then KVCOMM has offsets."""
 SETTLE_S = 60.0
 """How long the quality gate may take for its first checks."""
-
-
-def words(name: str, tokens: int) -> list[int]:
-    """Tokens that only a name decides: printable ASCII, one byte each."""
-    rng = random.Random(name)
-    return [rng.randrange(32, 127) for _ in range(tokens)]
 
 
 class Prompts:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,8 +27,7 @@ from statistics import median
 from typing import Any
 
 import httpx
-from bench_reuse import words
-from serving import add_options, serve
+from serving import add_options, cache_prefix, first_token, serve, words
 
 from kvflow.cli.circumstances import circumstances
 from kvflow.cli.ending import ended_by_signals
@@ -85,9 +83,7 @@ class Bench:
     def warm(self, arm: str) -> None:
         """Have both prefixes cached."""
         for agent in ("writer", "reader"):
-            params = {"max_new_tokens": 1, "temperature": 0}
-            body = {"input_ids": words(f"prefix {agent}", self._shape.prefix), "cache_salt": arm}
-            self._client.post("/generate", json=body | {"sampling_params": params}).raise_for_status()
+            cache_prefix(self._client, words(f"prefix {agent}", self._shape.prefix), arm)
 
     def _ask(
         self, arm: str, number: int, agent: str, tokens: list[int], ranges: list[tuple[int, int]], turn: int = 0
@@ -97,16 +93,9 @@ class Bench:
             step_action(workflow_id=f"{arm} {number}", workflow_type="talk", agent=agent),
             segments_action(ranges=slots, mode="off" if arm == "dense" else arm),
         ]
-        params = {"temperature": 0, "max_new_tokens": self._shape.answer, "ignore_eos": True, "stream_interval": 64}
-        body = {"input_ids": tokens, "sampling_params": params, "kv_hints": envelope(actions), "cache_salt": arm}
+        body = {"input_ids": tokens, "kv_hints": envelope(actions), "cache_salt": arm}
         before = self._put_in()
-        start_s, ttft_s, last = time.perf_counter(), 0.0, {}
-        with self._client.stream("POST", "/generate", json=body | {"stream": True}) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    ttft_s = ttft_s or time.perf_counter() - start_s
-                    last = json.loads(line.removeprefix("data: "))
+        ttft_s, last = first_token(self._client, body, self._shape.answer)
         put_in = self._put_in() - before
         return Sample(arm, turn, ttft_s, len(tokens), last["meta_info"]["cached_tokens"], put_in), last["output_ids"]
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import shlex
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -66,3 +70,30 @@ def serve(options: argparse.Namespace, flags: Sequence[str], env: Mapping[str, s
         with server as started, httpx.Client(base_url=started.url, timeout=600) as client:
             yield client
             require_whole(started.url)
+
+
+def words(name: str, tokens: int) -> list[int]:
+    """Tokens that only a name decides: printable ASCII, one byte each."""
+    rng = random.Random(name)
+    return [rng.randrange(32, 127) for _ in range(tokens)]
+
+
+def cache_prefix(client: httpx.Client, tokens: list[int], salt: str) -> None:
+    """Have a prefix in the cache, in a namespace of its own."""
+    body = {"input_ids": tokens, "cache_salt": salt, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    client.post("/generate", json=body).raise_for_status()
+
+
+def first_token(client: httpx.Client, body: Mapping[str, Any], answer_tokens: int) -> tuple[float, dict[str, Any]]:
+    """Ask for an answer of so many tokens; returns seconds to the first of them, and the whole of the last message."""
+    # the first token comes at once, the others in few pieces
+    params = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True, "stream_interval": 64}
+    start_s, first_s, last = time.perf_counter(), 0.0, {}
+    asked = {**body, "sampling_params": params, "stream": True}
+    with client.stream("POST", "/generate", json=asked) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                first_s = first_s or time.perf_counter() - start_s
+                last = json.loads(line.removeprefix("data: "))
+    return first_s, last

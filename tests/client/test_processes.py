@@ -86,10 +86,8 @@ with kvflow.workflow(id="parent"), kvflow.step("a"):
     assert told == [("a", "start"), ("a", "end"), ("a", "end"), ("END", None)]
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_the_last_facts_leave_with_a_child_of_multiprocessing(peer: Peer, tmp_path: Path, method: str) -> None:
-    if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"no {method} here")
     program = tmp_path / "program.py"
     program.write_text(f"""
 import multiprocessing, kvflow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -173,3 +173,15 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], Any]]
     yield with_host
     for override in reversed(installed):
         override.restore()
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[Any]:
+    """The HTTP process's side of kvflow, beside a tokenizer manager that only sends."""
+    from kvflow.patches.front import Front
+    from tests.engine.test_front import Manager
+
+    front = Front.of(Manager())
+    yield front
+    for timer in front._timers:
+        timer.cancel()

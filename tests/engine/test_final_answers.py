@@ -14,7 +14,6 @@ from kvflow.graph import END
 from kvflow.hints import envelope, step_action
 from kvflow.patches import intake
 from kvflow.patches.front import Front
-from tests.engine.test_front import Manager
 
 PART = {"meta_info": {"finish_reason": None}}
 
@@ -25,14 +24,6 @@ def ended(kind: str, **more: Any) -> dict[str, Any]:
 
 def final(workflow: str, **fields: Any) -> dict[str, Any]:
     return envelope([step_action(workflow_id=workflow, agent="a", final=True, **fields)])
-
-
-@pytest.fixture
-async def front() -> AsyncIterator[Front]:
-    front = Front.of(Manager())
-    yield front
-    for timer in front._timers:
-        timer.cancel()
 
 
 async def ask(front: Front, hints: Any, *answers: Any, samples: int = 1) -> None:

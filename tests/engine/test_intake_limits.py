@@ -15,7 +15,6 @@ from kvflow.hints import envelope, segments_action, step_action
 from kvflow.patches import intake
 from kvflow.patches.front import Front
 from kvflow.patches.guard import degraded
-from tests.engine.test_front import Manager
 
 FOREIGN = {"action_id": "1", "action_type": "other", "action_version": "1"}
 MALFORMED = {**FOREIGN, "action_type": "kvflow.step", "payload": {"agent": "a"}}
@@ -24,14 +23,6 @@ PROMPTS: list[dict[str, Any]] = [
     {"input_ids": [[1], [2, 3]]},
     {"input_embeds": [[[0.5]], [[0.5], [0.25]]]},
 ]
-
-
-@pytest.fixture
-async def front() -> AsyncIterator[Front]:
-    front = Front.of(Manager())
-    yield front
-    for timer in front._timers:
-        timer.cancel()
 
 
 async def generate(front: Front, **request: Any) -> Any:
