@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, partial
 from heapq import nsmallest
-from itertools import accumulate
 
+from kvflow.control.step_lengths import StepLengths
 from kvflow.control.workflow import Context, ToolWait, Workflow
-from kvflow.graph import END, NextUse
+from kvflow.graph import NextUse
 from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Survival, continuum_ttl
 from kvflow.predict.endings import Endings
 from kvflow.predict.next_use import Wait, mean_ahead_s, next_use, still_alive
@@ -22,8 +21,6 @@ all workflows of the type share; of those that come later nothing has to be load
 _RETURN = "return"
 _GAP = "gap"
 _LEAST_PROBABILITY = 0.01
-_SAME_STEP = 1e-6
-"""Agents that are expected in the same step may differ by rounding."""
 _DIES = 0.02
 """Share of pauses that no client comes back from, before anything is known."""
 _WAITED_WEIGHT = 0.05
@@ -136,7 +133,7 @@ class Forecaster:
         """
         ahead = workflow.cursor.next_use if workflow.cursor is not None else {}
         pinned = {agent for agent, _ in workflow.pins}
-        lengths = _StepLengths(ahead, lambda agent: self._turn_s(workflow, agent))
+        lengths = StepLengths(ahead, lambda agent: self._turn_s(workflow, agent))
         alive = cache(partial(self._alive, workflow, now_s))
         predictions = []
         for agent in _foreseen(steps, pinned | workflow.contexts.keys(), most_ahead):
@@ -169,7 +166,7 @@ class Forecaster:
         agent: str,
         steps: float | None,
         ahead: NextUse | None,
-        lengths: _StepLengths,
+        lengths: StepLengths,
         alive: Callable[[], float],
         now_s: float,
     ) -> tuple[float, float]:
@@ -307,35 +304,6 @@ def _foreseen(steps: Mapping[str, float | None], own: Set[str], most: int) -> li
     """Agents to predict, sorted: those that hold something, and so many others, the soonest."""
     others = [(count, agent) for agent, count in steps.items() if count is not None and agent not in own]
     return sorted(own | {agent for _, agent in nsmallest(most, others)})
-
-
-class _StepLengths:
-    """How long the steps are that may come before an agent's next one: those expected earlier, as likely as they are.
-
-    Args:
-        ahead: who may run next.
-        turn_s: how long it is from an agent's step to the next one.
-    """
-
-    def __init__(self, ahead: Mapping[str, NextUse], turn_s: Callable[[str], float]) -> None:
-        self._turn_s = turn_s
-        in_order = sorted((use.steps, agent) for agent, use in ahead.items() if use.steps is not None and agent != END)
-        self._steps = [steps for steps, _ in in_order]
-        weights = [ahead[agent].probability for _, agent in in_order]
-        lengths_s = (weight * turn_s(agent) for weight, (_, agent) in zip(weights, in_order, strict=True))
-        self._weight = list(accumulate(weights, initial=0.0))
-        self._weighted_s = list(accumulate(lengths_s, initial=0.0))
-
-    def before_s(self, agent: str, steps: float) -> float:
-        """Mean length; that of the agent's own if nobody is expected earlier. Cost: O(log agents).
-
-        Args:
-            agent: who runs next.
-            steps: in so many steps.
-        """
-        earlier = bisect_left(self._steps, steps - _SAME_STEP)
-        weight = self._weight[earlier]
-        return self._weighted_s[earlier] / weight if weight > _LEAST_PROBABILITY else self._turn_s(agent)
 
 
 def _goes_on(
