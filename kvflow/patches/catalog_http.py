@@ -46,7 +46,7 @@ HTTP_SEAMS: tuple[Seam, ...] = (
         feature=Feature.HINTS,
         target=f"{_CHAT}._convert_to_internal_request",
         parameters=("self", "request", "raw_request"),
-        body="kvflow.patches.intake:chat",
+        body="kvflow.patches.chat_hints:chat",
         why="Carries the top-level kv_hints key of /v1/chat/completions, which SGLang drops.",
     ),
     Seam(
@@ -56,7 +56,7 @@ HTTP_SEAMS: tuple[Seam, ...] = (
         feature=Feature.HINTS,
         target=f"{_COMPLETION}._convert_to_internal_request",
         parameters=("self", "request", "raw_request"),
-        body="kvflow.patches.intake:completion",
+        body="kvflow.patches.chat_hints:completion",
         why="Carries the top-level kv_hints key of /v1/completions, which SGLang drops.",
     ),
     Seam(

@@ -49,7 +49,7 @@ class Checker:
             while self._again:
                 await asyncio.sleep(_DELAY_S)
                 self._again = False
-                for answer in await self._front.ask("checks"):
+                for answer in await self._front.questions.ask("checks"):
                     for offer in answer.data.get("due", ()):
                         await self._quiet()
                         await self._tried(offer, answer.data.get("replica"))

@@ -115,7 +115,7 @@ async def execute(front: Front, commands: Sequence[DecodedCommand], *, with_requ
         front.mail.post()
         front.terms.sent(max(command.ttl_s for command in resolved))
         try:
-            replicas = await front.ask("commands", commands=[asdict(command) for command in resolved])
+            replicas = await front.questions.ask("commands", commands=[asdict(command) for command in resolved])
         except ServerUnavailableError as error:
             told = f"{error}; it may still be carried out"
             found |= {index: _outcome(commands[index], Status.DEFERRED, told) for index in sent}

@@ -7,9 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 from sglang.utils import TypeBasedDispatcher
@@ -17,24 +15,21 @@ from sglang.utils import TypeBasedDispatcher
 from kvflow import config
 from kvflow.control import Context, ControlPlane, Intake, Quotes, starts_step
 from kvflow.engine import PromptClaim
-from kvflow.errors import HintDecodeError, ServerUnavailableError
+from kvflow.errors import HintDecodeError
 from kvflow.hints import DecodedCommand, DecodedFact, DecodedSegments, Outcome, Status, StepFact, decode_envelope
 from kvflow.hints import envelope as new_envelope
 from kvflow.hints.models import SEGMENTS_TYPE, STEP_TYPE
-from kvflow.patches import claim, commands_http, health, malformed
+from kvflow.patches import claim, commands_http, malformed
 from kvflow.patches.checks_http import Checker
 from kvflow.patches.guard import note
-from kvflow.patches.learning import learned_costs
 from kvflow.patches.locating import find_slots
 from kvflow.patches.mail import Mail
-from kvflow.patches.messages import KvflowAnswer, KvflowCommanded, KvflowQuery
+from kvflow.patches.messages import KvflowCommanded
+from kvflow.patches.questions import Questions
+from kvflow.patches.timers import start_timers
 from kvflow.reuse.fingerprints import marks_of
 
 logger = logging.getLogger(__name__)
-
-_TICK_S = 0.25
-_LISTEN_S = 2.0
-_ANSWER_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +55,6 @@ class Admission:
     reuses: bool = False
 
 
-class _Question:
-    """Answers gathered so far, one expected of every replica."""
-
-    def __init__(self, replicas: int) -> None:
-        self.done: asyncio.Future[list[KvflowAnswer]] = asyncio.get_running_loop().create_future()
-        self._answers: list[KvflowAnswer] = []
-        self._replicas = replicas
-
-    def add(self, answer: KvflowAnswer) -> None:
-        """Take one more answer."""
-        self._answers.append(answer)
-        if len(self._answers) == self._replicas and not self.done.done():
-            self.done.set_result(self._answers)
-
-
 class Front:
     """Facts in, predictions out. Everything happens on the event loop of SGLang's tokenizer manager.
 
@@ -88,20 +68,18 @@ class Front:
         self.settings = config.load()
         self.plane = ControlPlane(self.settings, self._clock, Quotes(marks_of) if self.settings.intake.infer else None)
         self.mail = Mail(tokenizer_manager, self._clock)
-        self._tokenizer_manager = tokenizer_manager
+        self.tokenizer_manager = tokenizer_manager
+        self.questions = Questions(tokenizer_manager)
         self._checker = Checker(self, tokenizer_manager)
         self.terms = commands_http.Terms(self._clock)
         self._timers: list[asyncio.Task[None]] = []
-        self._questions: dict[str, _Question] = {}
         self._prompts: dict[str, commands_http.PromptCommands] = {}
-        self._replicas = tokenizer_manager.server_args.dp_size
-        ours = [(KvflowAnswer, self.receive), (KvflowCommanded, self.commanded)]
-        tokenizer_manager._result_dispatcher += TypeBasedDispatcher(ours)
+        tokenizer_manager._result_dispatcher += TypeBasedDispatcher([(KvflowCommanded, self.commanded)])
 
     @property
     def streams_deltas(self) -> bool:
         """Whether parts of an answer that is streamed bring only what is new."""
-        return self._tokenizer_manager.incremental_streaming_output
+        return self.tokenizer_manager.incremental_streaming_output
 
     @property
     def now_s(self) -> float:
@@ -141,10 +119,26 @@ class Front:
         step = _own_step(decoded.facts, intake.outcomes)
         if step is None and any(starts_step(item.fact) for item in decoded.facts):
             reuse = None  # whose texts these are was said, and refused
-        prompt = commands_http.on_prompt(self, decoded.commands, step)
+        try:
+            return self._admission(envelope, decoded.commands, step, _context(intake), reuse)
+        except Exception:
+            if step is not None:
+                self.plane.answered(step.workflow_id, step.agent, _context(intake))  # nobody else will say so
+            raise
+
+    def _admission(
+        self,
+        envelope: dict[str, Any],
+        asked: Sequence[DecodedCommand],
+        step: StepFact | None,
+        context: Context | None,
+        reuse: dict[str, Any] | None,
+    ) -> Admission:
+        """What travels on with a request whose facts have been taken."""
+        prompt = commands_http.on_prompt(self, asked, step)
         commands = None
-        if decoded.commands:
-            commands = asyncio.create_task(commands_http.execute(self, decoded.commands, with_request=True))
+        if asked:
+            commands = asyncio.create_task(commands_http.execute(self, asked, with_request=True))
         own, key = (prompt.commands, prompt.key) if prompt is not None else ((), "")
         carried = claim.attach(envelope, step and self._claim(step), own, reuse, key=key)
         if prompt is not None:
@@ -153,8 +147,8 @@ class Front:
         return Admission(
             envelope=carried,
             step=step,
-            context=_context(intake),
-            asked=decoded.commands,
+            context=context,
+            asked=asked,
             commands=commands,
             prompt=prompt,
             reuses=reuse is not None,
@@ -220,31 +214,6 @@ class Front:
             outcomes.append(alone)
         return [*outcomes, *decoded.outcomes]
 
-    async def ask(self, op: str, **arguments: Any) -> list[KvflowAnswer]:
-        """Put a question to every data-parallel replica.
-
-        Raises:
-            ServerUnavailableError: not every scheduler answered in time.
-        """
-        self._tokenizer_manager.auto_create_handle_loop()
-        query = KvflowQuery(op=op, query_id=uuid4().hex, arguments=arguments)
-        waiting = self._questions[query.query_id] = _Question(self._replicas)
-        try:
-            self._tokenizer_manager._dispatch_to_scheduler(query)
-            return await asyncio.wait_for(waiting.done, _ANSWER_TIMEOUT_S)
-        except TimeoutError:
-            raise ServerUnavailableError(
-                f"the schedulers did not answer {op!r} within {_ANSWER_TIMEOUT_S:g} s"
-            ) from None
-        finally:
-            del self._questions[query.query_id]
-
-    def receive(self, answer: KvflowAnswer) -> None:
-        """Take the answer of one replica; late ones to abandoned questions are dropped."""
-        question = self._questions.get(answer.query_id)
-        if question is not None:
-            question.add(answer)
-
     def commanded(self, message: KvflowCommanded) -> None:
         """Take what has become of the commands on a request's prompt, unless nobody waits for it any more."""
         prompt = self._prompts.get(message.key)
@@ -256,13 +225,12 @@ class Front:
         if intake.updates or intake.feedback:
             self.mail.post(intake.updates, feedback=intake.feedback)
         if not self._timers:
-            jobs = (self._keep_time(), self._listen())
-            self._timers = [asyncio.get_running_loop().create_task(job) for job in jobs]
+            self._timers = start_timers(self)
         return intake
 
     def _reuse(self, item: DecodedSegments, text: str | None) -> dict[str, Any] | None:
         """What the schedulers are to reuse in a request's prompt."""
-        tokenizer = self._tokenizer_manager.tokenizer
+        tokenizer = self.tokenizer_manager.tokenizer
         status, reason, reuse = Status.ACCEPTED, "", None
         if self.settings.reuse.mode == "off":
             status, reason = Status.UNSUPPORTED, "reuse.mode is off"
@@ -290,37 +258,6 @@ class Front:
             program_id=self.plane.program_of(step.workflow_id),
             tenant=self.plane.tenant_of(step.workflow_id),
         )
-
-    async def _keep_time(self) -> None:
-        """Let things expire, and tell the schedulers the time while there are workflows, or commands that may hold."""
-        while True:
-            await asyncio.sleep(_TICK_S)
-            try:
-                updates = self.plane.expire()
-                if self.terms.run() or updates or len(self.plane):
-                    self.mail.post(updates)
-            except Exception:
-                note("expiry")
-
-    async def _listen(self) -> None:
-        """Hear from the schedulers how long requests, loads and batches take, and tell all ranks alike."""
-        while True:
-            await asyncio.sleep(_LISTEN_S)
-            try:
-                if not len(self.plane) or health.check_under_way(self._tokenizer_manager):
-                    continue  # an answer to us must not pass for one to a health check
-                waits = [answer.data for answer in await self.ask("waits") if not answer.error]
-                if waits:
-                    self.plane.forecaster.queue_s = fmean(each["queue_s"] for each in waits)
-                loads_s = [each["reload_s"] for each in waits if each["reload_s"] is not None]
-                if loads_s:
-                    self.plane.forecaster.reload_s = fmean(loads_s)
-                if costs := learned_costs(waits, self.settings.costs):
-                    self.mail.post(costs=costs)
-            except ServerUnavailableError:
-                logger.debug("the schedulers are too busy to say how long requests wait")
-            except Exception:
-                note("learning waits")
 
 
 def _outcome_of(item: DecodedSegments, status: Status, reason: str) -> Outcome:

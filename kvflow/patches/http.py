@@ -49,7 +49,7 @@ async def status() -> Any:
     """What runs, with which settings, and which seams hold in which process."""
     front = _front()
     try:
-        answers = await front.ask("status")
+        answers = await front.questions.ask("status")
     except ServerUnavailableError as error:
         return _problem(503, error)
     seams = [state.as_dict() | {"process": "http"} for state in switch.books[Role.HTTP].states()]
@@ -71,7 +71,7 @@ async def stats(reset: bool = False) -> Any:
     """Counters of every replica and their sum; ``reset=true`` sets them to zero after reading."""
     front = _front()
     try:
-        answers = await front.ask("stats", reset=reset)
+        answers = await front.questions.ask("stats", reset=reset)
     except ServerUnavailableError as error:
         return _problem(503, error)
     failed = _failed(answers)
@@ -190,7 +190,7 @@ def _front() -> Front:
 
 async def _relay(op: str, **arguments: Any) -> Any:
     try:
-        answers = await _front().ask(op, **arguments)
+        answers = await _front().questions.ask(op, **arguments)
     except ServerUnavailableError as error:
         return _problem(503, error)
     return _failed(answers) or {"replicas": [answer.data for answer in answers]}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kvflow.graph import END
-from kvflow.hints import envelope, step_action
-from kvflow.patches import intake
-from kvflow.patches.front import Front
+from kvflow.hints import Outcome, Status, envelope, step_action
+from kvflow.patches import claim, commands_http, intake
+from kvflow.patches.front import Admission, Front
 
 PART = {"meta_info": {"finish_reason": None}}
 
@@ -91,3 +91,32 @@ async def test_the_last_answer_to_an_earlier_workflow_does_not_end_one_of_the_sa
     assert front.plane.view()[0]["next_use"]["a"]["asked"]
     front.answered(later, complete=True)
     assert [*live(front)] == []
+
+
+@pytest.mark.parametrize(("requests", "samples"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+def test_every_sample_brings_what_became_of_the_commands_of_its_request(
+    front: Front, monkeypatch: pytest.MonkeyPatch, requests: int, samples: int
+) -> None:
+    admissions = [Admission(envelope=envelope([]) | {"place": place}) for place in range(requests)]
+
+    def outcomes(_: Front, admission: Admission) -> list[Outcome]:
+        assert admission.envelope is not None
+        return [Outcome(str(admission.envelope["place"]), "kvflow.pin", Status.ACCEPTED)]
+
+    monkeypatch.setattr(commands_http, "outcomes", outcomes)
+    answers = [ended("stop") for _ in range(requests * samples)]
+    intake._with_outcomes(front, answers, admissions)
+    told = [each["meta_info"]["kvflow"]["outcomes"][0]["action_id"] for each in answers]
+    assert told == [str(place) for place in range(requests) for _ in range(samples)]
+
+
+async def test_a_request_whose_hints_cannot_be_passed_on_is_not_in_flight(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(claim, "attach", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        front.admit(envelope([step_action(workflow_id="w", agent="a")]))
+    assert not any(use["asked"] for each in front.plane.view() for use in each["next_use"].values())

@@ -12,7 +12,7 @@ from sglang.srt import constants
 from sglang.utils import TypeBasedDispatcher
 
 from kvflow.hints import envelope, step_action
-from kvflow.patches import front
+from kvflow.patches import front, timers
 from kvflow.patches.messages import KvflowAnswer, KvflowQuery
 
 WAITS = {"queue_s": 1.0, "reload_s": None, "load_token_s": None}
@@ -46,7 +46,7 @@ class Manager:
 @pytest.fixture
 async def manager(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Manager]:
     """One with a live workflow, by which schedulers are asked how long requests wait."""
-    monkeypatch.setattr(front, "_LISTEN_S", 0.005)
+    monkeypatch.setattr(timers, "_LISTEN_S", 0.005)
     manager = Manager()
     started = front.Front.of(manager)
     await started.hints(envelope([step_action(workflow_id="w", agent="a")]))

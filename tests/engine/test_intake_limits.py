@@ -12,7 +12,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 
 from kvflow.errors import HintDecodeError
 from kvflow.hints import envelope, segments_action, step_action
-from kvflow.patches import intake
+from kvflow.patches import chat_hints, intake, malformed
 from kvflow.patches.front import Front
 from kvflow.patches.guard import degraded
 
@@ -33,7 +33,7 @@ async def generate(front: Front, **request: Any) -> Any:
         obj.normalize_batch_and_arguments()
         yield {"meta_info": {"finish_reason": {"type": "stop"}}}
 
-    async for _ in intake.request(original, front._tokenizer_manager, obj):
+    async for _ in intake.request(original, front.tokenizer_manager, obj):
         pass
     return obj
 
@@ -66,8 +66,8 @@ async def test_envelopes_for_prompts_that_are_not_there_are_left_to_sglang(
     assert not isinstance(refused.value, HintDecodeError)
     assert len(front.plane) == 0
     assert degraded == failures
-    malformed = [envelope([MALFORMED])] * 3
-    assert intake.generate_contract(None, {**prompts, "kv_hints": malformed}) is None
+    wrong = [envelope([MALFORMED])] * 3
+    assert intake.generate_contract(None, {**prompts, "kv_hints": wrong}) is None
 
 
 async def test_what_a_batch_asks_for_in_all_is_bounded(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ async def test_what_a_batch_asks_for_in_all_is_bounded(front: Front, monkeypatch
     assert told == "kv_hints: actions: are 1040; at most 1024 are allowed in a batch"
     with pytest.raises(HintDecodeError, match="at most 1024"):
         await generate(front, **many)
-    monkeypatch.setattr(intake, "_strict", lambda: False)
+    monkeypatch.setattr(malformed, "strict", lambda: False)
     assert (await generate(front, **many)).kv_hints is None, "it runs without them"
     assert len(front.plane) == 0
     await generate(front, **many | {"kv_hints": hints(20, *[FOREIGN] * 50)})
@@ -120,7 +120,7 @@ def carried(template: Template, *actions: dict[str, Any]) -> list[dict[str, Any]
     serving: Any = SimpleNamespace(tokenizer_manager=SimpleNamespace(tokenizer=template))
     raw_request = SimpleNamespace(_json={"kv_hints": envelope(actions)})
     chat: Any = ChatCompletionRequest(model="m", messages=MESSAGES)  # type: ignore[arg-type]
-    intake.chat((adapted, None), serving, chat, raw_request)
+    chat_hints.chat((adapted, None), serving, chat, raw_request)
     assert adapted.kv_hints is not None
     return [action["payload"] for action in adapted.kv_hints["actions"]]
 
@@ -151,14 +151,14 @@ def test_a_step_of_another_version_is_not_looked_into(template: Template) -> Non
 def test_texts_are_looked_for_of_the_action_that_counts_alone(
     template: Template, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "_reuses_nothing", lambda: False)
+    monkeypatch.setattr(chat_hints, "_reuses_nothing", lambda: False)
     looked_for: list[Any] = []
 
     def find(asked: Any, *_: Any, **__: Any) -> list[tuple[int, int, str]]:
         looked_for.append(asked.ranges[0].message)
         return [(0, 10, "text")]
 
-    monkeypatch.setattr(intake, "find_slots", find)
+    monkeypatch.setattr(chat_hints, "find_slots", find)
     asked = [segments_action(ranges=[{"message": place}]) for place in range(3)]
     payloads = carried(template, *asked, {**asked[0], "action_version": "2"})
     assert looked_for == [2]
