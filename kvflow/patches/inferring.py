@@ -18,6 +18,8 @@ from kvflow.patches.locating import plain
 _FIXED_ROLES = ("system", "developer")
 _GRAM_TOKENS, _GRAM_BYTES = 6, 24
 """What is quoted in tokens or bytes is found by runs of so many."""
+_LONGEST = 2**22
+"""Tokens, or characters of a text, from which on nothing is inferred."""
 
 
 @cache
@@ -28,7 +30,7 @@ def enabled() -> bool:
 
 def possible(obj: Any) -> bool:
     """Whether a request without hints can be told from others: one prompt, for an answer."""
-    return enabled() and hasattr(obj, "kv_hints") and _prompt(obj) is not None
+    return enabled() and hasattr(obj, "kv_hints") and _is_prompt(obj)
 
 
 def admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
@@ -93,6 +95,14 @@ def _digest(told: Any) -> str:
 def _prompt(obj: Any) -> Sequence[int] | None:
     """Token ids, or else bytes of UTF-8; None for a batch, and for what is neither."""
     ids, text = obj.input_ids, obj.text
+    if not _is_prompt(obj):
+        return None
+    return list(text.encode()) if ids is None else ids
+
+
+def _is_prompt(obj: Any) -> bool:
+    """Whether there is one prompt, and not one too long for any model: it is looked into before that is told."""
+    ids, text = obj.input_ids, obj.text
     if ids is None:
-        return list(text.encode()) if isinstance(text, str) else None
-    return ids if len(ids) and isinstance(ids[0], int) else None
+        return isinstance(text, str) and len(text) <= _LONGEST
+    return 0 < len(ids) <= _LONGEST and isinstance(ids[0], int)

@@ -32,10 +32,11 @@ def settle(self: Any, *args: Any, **kwargs: Any) -> None:
 
     Hook before ``Scheduler.flush_cache``, ``attach_hicache_storage_wrapped`` and ``detach_hicache_storage_wrapped``,
     which refuse if it is not, and ``SchedulerWeightUpdaterManager.release_memory_occupation``, by which it then ends.
+    Where requests run or wait they refuse nevertheless, and nothing is waited for.
     """
     scheduler = self if hasattr(self, "tree_cache") else self.scheduler
     prefetch = getattr(getattr(scheduler, "tree_cache", None), "prefetch", None)
-    if prefetch is not None:
+    if prefetch is not None and scheduler.is_fully_idle(for_health_check=True, ignore_waiting=scheduler._engine_paused):
         prefetch.settle()
 
 

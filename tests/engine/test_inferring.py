@@ -51,3 +51,11 @@ def test_results_of_tool_calls_are_named_wherever_they_stand() -> None:
 def test_names_of_tool_calls_are_remembered_at_no_length_of_their_clients() -> None:
     [call] = marks(SYSTEM, *TASK, result("x" * 100_000))[1]
     assert len(call) == 32
+
+
+def test_what_no_model_takes_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inferring, "_LONGEST", 8)
+    for name, fits, too_long in (("text", "x" * 8, "x" * 9), ("input_ids", [1] * 8, [1] * 9)):
+        prompts = [SimpleNamespace(**({"text": None, "input_ids": None} | {name: each})) for each in (fits, too_long)]
+        assert [inferring._is_prompt(each) for each in prompts] == [True, False]
+        assert [inferring._prompt(each) is None for each in prompts] == [False, True]

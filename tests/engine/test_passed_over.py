@@ -103,7 +103,13 @@ def test_whoever_wants_an_idle_server_waits_for_what_is_under_way(passing: Prefe
         ongoing_backup=to_write,
         check_hicache_events=to_write.popitem,
     )
-    scheduler = SimpleNamespace(tree_cache=SimpleNamespace(prefetch=passing))
+    idle = False
+    scheduler = SimpleNamespace(
+        tree_cache=SimpleNamespace(prefetch=passing), is_fully_idle=lambda **_: idle, _engine_paused=False
+    )
+    prefetch_hooks.settle(scheduler)
+    assert done == [], "where requests run it would be refused all the same"
+    idle = True
     prefetch_hooks.settle(SimpleNamespace(scheduler=scheduler))
     submitted = [("submitted", 0)] if prefetch._QUEUES_COPIES else []
     assert done == [("storage", 0), *submitted, ("writes", 1), ("loads", 1), ("reaped", 0)]

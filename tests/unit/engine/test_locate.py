@@ -126,3 +126,15 @@ def test_nothing_is_nowhere() -> None:
     assert Located([1, 2]).find([]) is None
     assert Located([]).find([1]) is None
     assert Located([]).find([]) is None
+
+
+def test_repeated_tokens_are_searched_once_not_once_for_each() -> None:
+    prompt = Located([1] * 200_000 + [256] * 100_000)
+    assert prompt.find([256] * 100_000) == (200_000, 299_996), "the first place that its inner part has"
+    assert prompt.find([256] * 100_000 + [2] * 10) is None
+
+
+def test_ids_beyond_characters_are_told_apart() -> None:
+    text = [2**20 + number for number in range(20)]
+    assert Located([7, *text, 7]).find(text) == (1, 21)
+    assert Located([*range(20)]).find(text) is None
