@@ -36,7 +36,7 @@ from kvflow.hints import envelope, step_action
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE, Direction
 from kvflow.patches.cpu.model import build_model
-from kvflow.patches.cpu.publish import FILE_VARIABLE, read_statistics
+from kvflow.patches.cpu.publish import FILE_VARIABLE, forget_statistics, read_statistics
 
 AGENTS, FIXED_TOKENS, DYNAMIC_TOKENS, OUTPUT_TOKENS = 10, 2048, 32, 32
 CONTEXT_TOKENS = FIXED_TOKENS + DYNAMIC_TOKENS + OUTPUT_TOKENS
@@ -158,6 +158,7 @@ def token_bytes(model: Path) -> int:
 def started(arm: Arm, model: Path, folder: Path, bytes_s: float) -> contextlib.AbstractContextManager[ServerProcess]:
     """The server of an arm."""
     name = arm.name.replace(" ", "-")
+    forget_statistics(folder / f"{name}.json")
     env = {BANDWIDTH_VARIABLE: f"{bytes_s:.0f}", FILE_VARIABLE: str(folder / f"{name}.json"), **arm.env}
     return launch_server(model, log_path=folder / f"{name}.log", extra_args=[*FLAGS, *arm.flags], env=env)
 

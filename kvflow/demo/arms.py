@@ -74,7 +74,7 @@ class ArmServer:
 
     Args:
         url: base address.
-        link_path: file in which the CPU engine keeps its link statistics.
+        link_path: files of this name have the link statistics of the CPU engine.
     """
 
     def __init__(self, arm: Arm, url: str, link_path: Path) -> None:

@@ -19,7 +19,7 @@ from kvflow.demo.measure import REQUEST_TIMEOUT_S, MeasuredModel, RoundRecord
 from kvflow.demo.program import GRAPH, Review
 from kvflow.errors import ServerUnavailableError, require_installed
 from kvflow.graph import to_dict
-from kvflow.patches.cpu.publish import SETTLED_S
+from kvflow.patches.cpu.publish import SETTLED_S, forget_statistics
 from kvflow.replay.preparing import flush
 
 
@@ -85,6 +85,7 @@ def run_demo(settings: DemoSettings, folder: Path, progress: Progress) -> dict[s
         for arm in ARMS:
             slug = arm.name.replace(" ", "-")
             link_path = folder / f"{slug}.link"
+            forget_statistics(link_path)
             environment = {
                 "KVFLOW_CPU_LINK_BYTES_PER_S": str(settings.link_bytes_per_s),
                 "KVFLOW_CPU_LINK_STATISTICS": str(link_path),

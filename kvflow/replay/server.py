@@ -14,7 +14,7 @@ from kvflow.config import CONFIG_VARIABLE
 from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu.launch import ServerProcess, launch_server
 from kvflow.patches.cpu.link import Direction, DirectionStatistics
-from kvflow.patches.cpu.publish import read_statistics
+from kvflow.patches.cpu.publish import forget_statistics, read_statistics
 from kvflow.replay.arms import Arm, flag_of
 from kvflow.replay.forcing import FLAG
 
@@ -70,7 +70,7 @@ class Running:
     Attributes:
         process: None for one that was found.
         flags: it was launched with.
-        link_path: file with what the CPU engine measures of its link; None elsewhere.
+        link_path: files of this name have what the CPU engine measures of its link; None elsewhere.
         api_key: it wants; None for none.
     """
 
@@ -116,7 +116,7 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
     if engine is None:
         raise ServerUnavailableError(f"arm {arm.name!r} has no URL, and there is nothing to launch")
     link_path, storage = folder / f"{arm.slug}.link", folder / f"{arm.slug}.storage"
-    link_path.unlink(missing_ok=True)
+    forget_statistics(link_path)
     flags = engine.flags_of(arm)
     env = {"KVFLOW_STRICT": "1", "KVFLOW_CPU_LINK_STATISTICS": str(link_path)}
     env |= {_STORAGE_VARIABLE: str(storage)} if _stores(flags) else {}

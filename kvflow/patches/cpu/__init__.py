@@ -95,11 +95,11 @@ def install() -> None:
     global _installed
     if _installed:
         return
-    from kvflow.patches.cpu import hicache
-
     try:
+        from kvflow.patches.cpu import hicache
+
         hicache.apply()
-    except (ConfigError, ImportError, AttributeError) as error:
+    except (ConfigError, ImportError, AttributeError, RuntimeError) as error:  # the last: nowhere to cache kernels
         raise SystemExit(f"kvflow: cannot prepare the hierarchical cache for the CPU engine: {error}") from error
     # Copy threads need the interpreter only for microseconds, but 5 ms (the default) pass before they get it.
     sys.setswitchinterval(5e-4)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import httpx
 import pytest
 
 from kvflow.errors import ServerUnavailableError
+from kvflow.patches.cpu import publish
 from kvflow.patches.cpu.environment import server_environment
+from kvflow.patches.cpu.link import Direction, DirectionStatistics, LinkStatistics
 from kvflow.replay import server
 from kvflow.replay.arms import Arm, parse_arm
 from kvflow.replay.engines import Sizes, cpu_engine
@@ -155,3 +159,21 @@ def test_costs_of_the_profile_are_not_for_arms_that_name_their_own_settings(tmp_
         assert not costs & own.keys()
         assert engine.env.keys() - costs < own.keys()
         assert own["KVFLOW_GUARD__ENABLED"] == "false"
+
+
+def test_what_went_over_the_links_of_all_ranks_counts(tmp_path: Path) -> None:
+    path = tmp_path / "a.link"
+    nothing = publish.read_statistics(path)[Direction.HOST_TO_DEVICE]
+    assert (nothing.copied_bytes, nothing.stalled_s) == (0, 0)
+    for rank in (1, 2):
+        one = DirectionStatistics(copied_bytes=100 * rank, copies=rank, busy_s=rank, stalled_s=0.5)
+        both = LinkStatistics(host_to_device=one, device_to_host=nothing)
+        (tmp_path / f"a.link.{rank}").write_text(json.dumps(asdict(both)))
+    (tmp_path / "a.link.3.new").write_text("{")
+    (tmp_path / "b.link.3").write_text("another arm's")
+    found = publish.read_statistics(path)
+    assert found[Direction.HOST_TO_DEVICE] == DirectionStatistics(copied_bytes=300, copies=3, busy_s=3, stalled_s=1)
+    assert found[Direction.DEVICE_TO_HOST] == nothing
+    publish.forget_statistics(path)
+    assert publish.read_statistics(path)[Direction.HOST_TO_DEVICE] == nothing
+    assert (tmp_path / "b.link.3").exists()
