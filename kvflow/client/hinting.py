@@ -13,7 +13,7 @@ from kvflow.client.scopes import Step
 from kvflow.client.segments import reuse_action, wants_reuse
 from kvflow.client.server import Server
 from kvflow.hints import envelope
-from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
+from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES, SEGMENTS_TYPE
 
 KEY = "kv_hints"
 MAX_RIDERS = 32
@@ -55,7 +55,8 @@ def hints_for(
     Args:
         step: who asks.
         server: where the request goes; what it has not been told yet of this workflow goes along. None if unknown.
-        theirs: the ``kv_hints`` the request has already; its actions come first and are kept.
+        theirs: the ``kv_hints`` the request has already; its actions come first and are kept. If it says itself what
+            may be reused in it, we say nothing of that: of several such actions the last one counts.
         body: of the request, to look for texts in that can be reused.
 
     Returns:
@@ -67,7 +68,8 @@ def hints_for(
     if len(actions) >= MAX_ACTIONS or any(_is_of_step(action, step) for action in actions):
         return None
     own = [step.action()]
-    room = len(actions) + 1 < MAX_ACTIONS
+    says_itself = any(isinstance(action, Mapping) and action.get("action_type") == SEGMENTS_TYPE for action in actions)
+    room = len(actions) + 1 < MAX_ACTIONS and not says_itself
     reuse = reuse_action(step, body) if room and body is not None and wants_reuse(step) else None
     if reuse is not None:
         own.append(reuse)

@@ -216,8 +216,12 @@ class Outbox:
                     self._post_batch(server)
 
     def _post_batch(self, server: Server) -> None:
-        speaks = server.speaks().wait()
+        answer = server.speaks()
+        speaks = answer.wait()
         with self._changed:
+            if answer.known is None:  # it may still say yes
+                self._changed.wait(_POLL_S)
+                return
             self._posting.add(server)
             batch = self.take(server, most=MAX_ACTIONS, room_bytes=MAX_ENVELOPE_BYTES - _ENVELOPE_BYTES)
         try:

@@ -206,8 +206,7 @@ class Server:
         answer = self.speaks()
         if not answer.wait():
             if answer.known is not False:
-                with self._lock:
-                    self._graphs.pop(graph, None)  # who asks next declares it
+                self._declare_again(graph)
             return False
         taken = self._request(
             "PUT",
@@ -216,10 +215,24 @@ class Server:
             content=graph.body.encode(),
             headers={"Content-Type": "application/json"},
         )
-        if not self.takes_facts:
-            with self._lock:
-                self._graphs.pop(graph, None)  # it is declared as soon as the server takes something again
+        if taken:
+            self._note_taken(graph)
+        elif not self.takes_facts:
+            self._declare_again(graph)  # as soon as the server takes something again
         return taken
+
+    def _note_taken(self, graph: GraphDeclaration) -> None:
+        """Replace an older no."""
+        with self._lock:
+            answer, at_s = self._graphs.get(graph, (None, 0.0))
+            if answer is not None and answer.known is False:
+                self._graphs[graph] = (Answer.settled(True), at_s)
+
+    def _declare_again(self, graph: GraphDeclaration) -> None:
+        """Have a graph declared by whoever asks next, who does not wait for it."""
+        with self._lock:
+            if graph in self._graphs:
+                self._graphs[graph] = (self._graphs[graph][0], -math.inf)
 
     def _request(
         self,

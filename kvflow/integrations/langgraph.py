@@ -49,12 +49,14 @@ class _Run:
         scope: what is told of it; None for a chain.
         before: the step that was current before.
         node: the step of the node that the run is, or is in.
+        in_tool: whether it is a tool, or in one and in no node inside that.
     """
 
     main: Step | None
     node: Step | None = None
     scope: Scope[Any] | None = None
     before: Step | None = None
+    in_tool: bool = False
 
 
 @dataclass(slots=True)
@@ -163,7 +165,7 @@ class Hints(BaseCallbackHandler):
             self._keep(run_id, _Run(main=current_step.get(), scope=started, before=before))
             current_step.set(before)
         elif node is None or more.get("name") != node or _is_of(outer, node):
-            self._keep(run_id, _Run(main=main, node=outer))
+            self._keep(run_id, _Run(main=main, node=outer, in_tool=self._in_tool(parent_run_id)))
         else:
             name = node if outer is None else f"{outer.options.agent}/{node}"
             self._enter(run_id, step(name[:_MOST_CHARS]) if node not in _NO_AGENTS else None, main)
@@ -178,11 +180,11 @@ class Hints(BaseCallbackHandler):
 
     def on_chat_model_start(self, serialized: dict[str, Any] | None, messages: Any, **more: Any) -> None:
         """A chat model is asked."""
-        self._note_who_asks()
+        self._note_who_asks(more.get("parent_run_id"))
 
     def on_llm_start(self, serialized: dict[str, Any] | None, prompts: Any, **more: Any) -> None:
         """Another model is asked."""
-        self._note_who_asks()
+        self._note_who_asks(more.get("parent_run_id"))
 
     def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **more: Any) -> None:
         """A tool is called."""
@@ -216,6 +218,11 @@ class Hints(BaseCallbackHandler):
         run = self._open.get(run_id) if run_id is not None else None
         return run.node if run is not None else None
 
+    def _in_tool(self, run_id: UUID | None) -> bool:
+        """Whether a run is a tool, or in one and in no node inside it."""
+        run = self._open.get(run_id) if run_id is not None else None
+        return run is not None and run.in_tool
+
     def _enter(self, run_id: UUID, scope: Any | None, main: Step | None) -> None:
         before = current_step.get()
         if main is not None and not _is_in(active_step(), main.workflow):
@@ -223,7 +230,8 @@ class Hints(BaseCallbackHandler):
         if scope is not None:
             scope.__enter__()
         node = scope if isinstance(scope, Step) else None
-        self._keep(run_id, _Run(main=main, node=node, scope=scope, before=before))
+        in_tool = isinstance(scope, ToolCall)
+        self._keep(run_id, _Run(main=main, node=node, scope=scope, before=before, in_tool=in_tool))
 
     def _keep(self, run_id: UUID, run: _Run) -> None:
         self._open[run_id] = run
@@ -243,9 +251,9 @@ class Hints(BaseCallbackHandler):
         if isinstance(run.scope, Workflow):
             self._asked.pop(run.scope.id, None)
 
-    def _note_who_asks(self) -> None:
+    def _note_who_asks(self, caller: UUID | None) -> None:
         step = active_step()
-        if step is None:
+        if step is None or self._in_tool(caller):  # a tool that asks makes no agent of the node that runs it
             return
         asked = self._asked.setdefault(step.workflow.id, _Asked())
         asked.last = step.context

@@ -112,6 +112,26 @@ def test_a_server_that_takes_nothing_holds_up_no_other(peer: Peer, plain: Peer) 
     assert [fact["workflow_id"] for fact in plain.facts] == ["first", "second"]
 
 
+def test_facts_wait_for_a_server_that_says_late_that_it_speaks(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvflow.client.server.ASK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(outbox, "_POLL_S", 0.01)
+    kvflow.configure(url=peer.url)
+    server, late = outbox.outbox().server(peer.url), threading.Event()
+
+    def slowly() -> bool:
+        assert late.wait(20)
+        server._settle(True)
+        return True
+
+    monkeypatch.setattr(server, "_probe", slowly)
+    with kvflow.workflow(id="w"):
+        pass
+    assert not kvflow.flush(0.3)
+    late.set()
+    assert kvflow.flush(20)
+    assert [fact["workflow_id"] for fact in peer.facts] == ["w"]
+
+
 def test_a_server_that_is_slow_holds_up_no_other(peer: Peer, make_peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, going_on = make_peer(), threading.Event()
     respond = slow.respond

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kvflow
-from kvflow.hints import decode_envelope
+from kvflow.hints import decode_envelope, envelope, segments_action
 
 if TYPE_CHECKING:
     from tests.client.conftest import Peer, Received
@@ -187,6 +187,13 @@ def test_a_request_full_of_other_actions_goes_without_what_does_not_fit() -> Non
     with kvflow.workflow(reuse=True):
         body = kvflow.extra_body({"text": "q", "kv_hints": {"actions": others}})
     assert [action["action_type"] for action in body["kv_hints"]["actions"][63:]] == ["kvflow.step"]
+
+
+def test_a_request_that_says_itself_what_may_be_reused_is_believed() -> None:
+    exact = segments_action(mode="off")
+    with kvflow.workflow(reuse=True):
+        body = kvflow.extra_body({"text": DOCUMENT, "kv_hints": envelope([exact])})
+    assert asked(body) == exact["payload"]
 
 
 def test_texts_belong_to_their_workflow(peer: Peer, client: Any) -> None:
