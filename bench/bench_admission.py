@@ -135,6 +135,7 @@ def measured(times: dict[tuple[str, int], dict[str, Any]], arm: str, seeds: int)
         seconds / other["completion_s"][name]
         for one, other in zip(own, theirs, strict=True)
         for name, seconds in one["completion_s"].items()
+        if other["completion_s"][name]  # a program whose calls are all too long for the device takes no time
     )
     numbers = {
         "completion_mean_s": fmean(fmean(each) for each in completions),

@@ -77,7 +77,9 @@ def main() -> None:
     print(f"{options.name}: {json.dumps(found)}")
     if options.json is not None:
         before = json.loads(options.json.read_text())["sources"] if options.json.is_file() else {}
-        result = {**circumstances(), "sources": before | {options.name: found}}
+        about = circumstances()
+        found |= {"commit": about["git"]["commit"], "machine": about["machine"]}
+        result = {**about, "sources": before | {options.name: found}}
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -222,7 +222,8 @@ async def soak(url: str, options: argparse.Namespace) -> tuple[Seen, dict[str, A
 
 async def left(client: httpx.AsyncClient) -> dict[str, int]:
     """End every workflow that still lives, and see what kvflow knows of them then: nothing, if it keeps its books."""
-    living = (await client.get("/kvflow/v1/workflows")).raise_for_status().json()["workflows"]
+    every = {"limit": 1_000_000}
+    living = (await client.get("/kvflow/v1/workflows", params=every)).raise_for_status().json()["workflows"]
     for flow in living:
         over = step_action(workflow_id=flow["workflow_id"], agent="END", final=True)
         (await client.post("/kvflow/v1/events", json=envelope([over]))).raise_for_status()
@@ -254,7 +255,8 @@ async def report(seen: Seen, until_s: float) -> None:
 async def verify(url: str, seen: Seen, seed: int) -> dict[str, int]:
     """Compare answers with those of a server without cache, and look whether what differs is a tie."""
     found: Counter[str] = Counter()
-    chosen = random.Random(seed).sample(sorted(seen.answers), min(VERIFIED, len(seen.answers)))
+    drawn = random.Random(seed).sample(sorted(seen.answers), min(VERIFIED, len(seen.answers)))
+    chosen = dict.fromkeys(drawn) | dict.fromkeys(prompt for prompt, _ in seen.differing)  # its first answer, too
     async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         pairs = [(prompt, seen.answers[prompt]) for prompt in chosen] + seen.differing
         async for prompt, answer, reference in asked(client, pairs):

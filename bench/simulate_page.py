@@ -22,8 +22,10 @@ and cannot show, is said in [simulator.md](simulator.md); which orders are of ol
 
 *Time lost* is what a server spends on context that had been cached before: computing it again, or loading it back from
 the host. Tables show the time lost by each policy as a multiple of LRU's; after the dot, the share of the gap between
-LRU and Belady that it closes, where there is a gap worth the name. Policies face the same programs in the same order,
-seed by seed; sources with fewer than 32 programs are played more than once, as new workflows with texts of their own.
+LRU and Belady that it closes, where there is a gap worth the name. A full host keeps copies of what the device holds,
+with every policy (`exclusive` is `never`; a server with one of kvflow's orders may drop them). Policies face the same
+programs in the same order, seed by seed; sources with fewer than 32 programs are played more than once, as new
+workflows with texts of their own.
 **Bold is worse than LRU**, by more than 1 % and by more than the 95 % interval of the paired differences;
 ≈ marks what differs from LRU by less than either. A dash: LRU loses nothing.
 """

@@ -2,8 +2,9 @@
 
 The programs of :mod:`run`, with the gate as it is by default. After half of them a plugin of this bench breaks what is
 read of all anchors: the order of their tokens (``tokens``) or of their layers (``layers``), their sign (``sign``) or
-their size (``scale``: eight times what it should be). What counts is how many questions it takes until a slot closes
-that was open. Servers are started anew for each break, and once for none, which shows what closes without a reason.
+their size (``scale``: eight times what it should be). After how many questions each slot closes that was open is noted.
+Servers are started anew for each break, and once for none, which shows what closes without a reason: only what closes
+where that run's slot stays open, or earlier than it, has been caught.
 
 Usage: python bench/quality/gate.py MODEL_FOLDER [--programs 120] [--mode kvcomm] [--breaks tokens …] [--json FILE]
 """
@@ -78,7 +79,7 @@ def run(client: httpx.Client, programs: int, switch: Path, mode: str, broken_as:
     """Ask half of the programs of a sound pool, and the others of a broken one."""
     arm = Arm("gate", mode)
     sound: dict[str, Any] = {}
-    caught: int | None = None
+    closed: dict[str, int] = {}
     last: dict[tuple[str, str], str] = {}
     asked = 0
     marks: dict[bool, list[bool]] = {False: [], True: []}
@@ -93,16 +94,16 @@ def run(client: httpx.Client, programs: int, switch: Path, mode: str, broken_as:
             continue
         marks[broken].append(right)
         settle(client)
-        if broken and caught is None:
+        if broken:
             asked += 1
             before, last = last, doors(client)
-            if any(door == "open" and last.get(slot) == "closed" for slot, door in before.items()):
-                caught = asked
+            shut = [slot for slot, door in before.items() if door == "open" and last.get(slot) == "closed"]
+            closed = {" of ".join(reversed(slot)): asked for slot in shut} | closed
     share = {key: sum(each) / len(each) for key, each in marks.items()}
     return {
         "break": broken_as,
         "before": sound | {"right": share[False], "questions": len(marks[False])},
-        "after": {"first_closed_after": caught, "doors": counted(doors(client)), "right": share[True]},
+        "after": {"closed_after": closed, "doors": counted(doors(client)), "right": share[True]},
     }
 
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import httpx
 from tasks import (
-    BOUND_KINDS,
     PASSAGE_KINDS,
     PUZZLE_KINDS,
     Library,
@@ -145,6 +144,7 @@ def answer(client: httpx.Client, arm: Arm, item: Asked) -> bool:
 def measure(client: httpx.Client, arm: Arm, items: list[Asked]) -> dict[str, Any]:
     """Ask everything in one arm."""
     marks: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    bound: list[bool] = []
     before: dict[str, int] = {}
     text_tokens = 0
     for item in items:
@@ -153,10 +153,11 @@ def measure(client: httpx.Client, arm: Arm, items: list[Asked]) -> dict[str, Any
         right = answer(client, arm, item)
         if item.counts:
             marks[item.question.kind, item.agents].append(right)
+            if item.question.bound:
+                bound.append(right)
             text_tokens += sum(end - start for start, end in item.slots)
     after = reuse_stats(client)
     puzzles = {key: each for key, each in marks.items() if key[0] in PUZZLE_KINDS}
-    bound = [mark for key, each in marks.items() if key[0] in BOUND_KINDS for mark in each]
     return {
         "arm": arm.name,
         "right": _share([mark for each in puzzles.values() for mark in each]),

@@ -24,8 +24,6 @@ OPEN, CLOSE, END, ASK, ADD, RECITE, FILLER = b"<>;?+!."
 ROLE_NAMES = NAMES[:4]
 RECITED, PASSAGE, TAIL = 6, 96, 4
 PUZZLE_KINDS = ("lookup", "chain", "role", "sum", "recite")
-BOUND_KINDS = ("chain", "role", "sum")
-"""Questions whose answer depends on more than one text."""
 PASSAGE_KINDS = ("next",)
 KINDS = PUZZLE_KINDS + PASSAGE_KINDS
 
@@ -55,11 +53,17 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question and its answer."""
+    """A question and its answer.
+
+    Attributes:
+        bound: whether a statement asked about refers to another text or the role, by itself or by what it refers to:
+            what its own text says, read alone, does not answer it.
+    """
 
     kind: str
     asked: Tokens
     answer: Tokens
+    bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,19 @@ class Puzzle:
         if kind == "sum":
             other = rng.choice([s for s in fitting if s.text != one.text] or fitting)
             total = (self.value(one.name, role) + self.value(other.name, role)) % 10
-            return Question(kind, (ADD, one.name, other.name), (DIGITS[total],))
-        return Question(kind, (ASK, one.name), (DIGITS[self.value(one.name, role)],))
+            bound = self.bound(one) or self.bound(other)
+            return Question(kind, (ADD, one.name, other.name), (DIGITS[total],), bound)
+        return Question(kind, (ASK, one.name), (DIGITS[self.value(one.name, role)],), self.bound(one))
+
+    def bound(self, statement: Statement) -> bool:
+        """Whether its value comes from another text than its own, or from the role."""
+        text, source = statement.text, statement.source
+        while source not in DIGITS:
+            found = next((s for s in self.statements if s.name == source - len(NAMES)), None)
+            if found is None or found.text != text:
+                return True
+            source = found.source
+        return False
 
     def value(self, name: int, role: Tokens) -> int:
         """The value of a name under a role."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -78,4 +79,4 @@ def _metrics(result: ArmResult) -> dict[str, tuple[float, str, bool]]:
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
     """Nearest-rank quantile of sorted values."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import httpx
@@ -225,14 +226,17 @@ async def _loads(server: _Server, settings: MeasureSettings, progress: Progress)
                 continue
             ids = server.ids(length)
             await server.ask(ids)
-            for _ in range(_FILL_PROMPTS + 1):
-                await server.ask(server.ids(min(server.device_tokens // _FILL_PROMPTS, server.longest)))
+            filling = max(1, min(server.device_tokens // _FILL_PROMPTS, server.longest))
+            for _ in range(ceil(server.device_tokens / filling) + 1):
+                await server.ask(server.ids(filling))
             before = await _settled(server)
             await server.ask(ids)
             after = await _settled(server)
             tokens, seconds = after[0] - before[0], after[1] - before[1]
             if tokens > 0 and seconds > 0:
                 samples.append(TransferSample(tokens=tokens, seconds=seconds))
+    if not samples:
+        progress("loads: not measured, nothing came from the host")
     return samples
 
 

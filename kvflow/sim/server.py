@@ -282,10 +282,10 @@ class Server:
             self._retract()
             return
         steps = max(1, steps)  # one that is alone fits, or it would have been rejected
-        step_s = self._profile.decode_s(count, self._running.context_tokens + count * steps / 2)
-        began_s = self._env.now
         if self._waiting:  # none of them can be admitted before a request or a copy under way releases memory
             steps = min(steps, _RETRY_STEPS)
+        step_s = self._profile.decode_s(count, self._running.context_tokens + count * steps / 2)
+        began_s = self._env.now
         heeded = not (self._waiting and self._in_turn) or self._ahead is not None  # may whoever comes be the next?
         if steps > 1 and heeded:
             if self._wake.triggered:

@@ -151,6 +151,7 @@ def document(plan: Plan, workload: Workload, runs: Sequence[Run]) -> dict[str, A
             "admission": plan.admission,
             "prefetch": plan.prefetch,
             "guard": plan.guard,
+            "exclusive": plan.exclusive,
             "page_tokens": page_tokens,
             **asdict(plan.waits),
         },
