@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from kvflow.errors import ServerUnavailableError
 from kvflow.hints import envelope
 from kvflow.patches import claim
 from kvflow.patches.guard import note
-
-if TYPE_CHECKING:
-    from kvflow.patches.front import Front
+from kvflow.patches.questions import Questions
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +26,12 @@ class Checker:
     """Asks what the schedulers want to have asked, one at a time, and while nothing else is under way if it may be.
 
     Args:
-        front: the way to the schedulers.
+        questions: the way to the schedulers.
         tokenizer_manager: SGLang's.
     """
 
-    def __init__(self, front: Front, tokenizer_manager: Any) -> None:
-        self._front = front
+    def __init__(self, questions: Questions, tokenizer_manager: Any) -> None:
+        self._questions = questions
         self._tokenizer_manager = tokenizer_manager
         self._task: asyncio.Task[None] | None = None
         self._again = False
@@ -49,7 +47,7 @@ class Checker:
             while self._again:
                 await asyncio.sleep(_DELAY_S)
                 self._again = False
-                for answer in await self._front.questions.ask("checks"):
+                for answer in await self._questions.ask("checks"):
                     for offer in answer.data.get("due", ()):
                         await self._quiet()
                         await self._tried(offer, answer.data.get("replica"))

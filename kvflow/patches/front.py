@@ -70,7 +70,7 @@ class Front:
         self.mail = Mail(tokenizer_manager, self._clock)
         self.tokenizer_manager = tokenizer_manager
         self.questions = Questions(tokenizer_manager)
-        self._checker = Checker(self, tokenizer_manager)
+        self._checker = Checker(self.questions, tokenizer_manager)
         self.terms = commands_http.Terms(self._clock)
         self._timers: list[asyncio.Task[None]] = []
         self._prompts: dict[str, commands_http.PromptCommands] = {}

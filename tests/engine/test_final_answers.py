@@ -101,7 +101,8 @@ def test_every_sample_brings_what_became_of_the_commands_of_its_request(
 
     def outcomes(_: Front, admission: Admission) -> list[Outcome]:
         assert admission.envelope is not None
-        return [Outcome(str(admission.envelope["place"]), "kvflow.pin", Status.ACCEPTED)]
+        place = str(admission.envelope["place"])
+        return [Outcome(action_id=place, action_type="kvflow.pin", status=Status.ACCEPTED)]
 
     monkeypatch.setattr(commands_http, "outcomes", outcomes)
     answers = [ended("stop") for _ in range(requests * samples)]
