@@ -104,9 +104,9 @@ def _is_last(answer: Any, obj: Any) -> bool:
 def _with_outcomes(front: Front, answer: Any, admissions: list[Admission]) -> Any:
     """Say in the last answers of a request what has become of its commands (``meta_info.kvflow``)."""
     answers = answer if isinstance(answer, list) else [answer]
-    samples = len(answers) // len(admissions) if admissions else 0
-    if not samples:  # an answer of a batch that is streamed
+    if not admissions or len(answers) % len(admissions):  # an answer of a batch that is streamed, or not all were taken
         return answer
+    samples = len(answers) // len(admissions)
     for place, each in enumerate(answers):
         meta = each.get("meta_info") if isinstance(each, dict) else None
         if isinstance(meta, dict) and meta.get("finish_reason"):

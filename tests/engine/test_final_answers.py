@@ -111,6 +111,11 @@ def test_every_sample_brings_what_became_of_the_commands_of_its_request(
     assert told == [str(place) for place in range(requests) for _ in range(samples)]
 
 
+def test_where_not_all_of_a_batch_was_taken_it_is_answered_nevertheless(front: Front) -> None:
+    answers = [ended("stop") for _ in range(3)]
+    assert intake._with_outcomes(front, answers, [Admission(), Admission()]) is answers
+
+
 async def test_a_request_whose_hints_cannot_be_passed_on_is_not_in_flight(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
