@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from kvflow.demo.arms import ArmResult
 from kvflow.demo.measure import RoundRecord
+from kvflow.sim.measures import quantile
 
 
 def compare(baseline: ArmResult, candidate: ArmResult) -> list[dict[str, Any]]:
@@ -69,14 +69,9 @@ def _metrics(result: ArmResult) -> dict[str, tuple[float, str, bool]]:
         "load-back tokens": (result.loaded_tokens, "tokens", True),
         "load-back stall": (result.stall_s, "s", True),
         "cached tokens, device": (tokens("device_tokens"), "tokens", False),
-        "step latency p50": (_quantile(latency, 0.50), "s", True),
-        "step latency p95": (_quantile(latency, 0.95), "s", True),
+        "step latency p50": (quantile(latency, 0.50), "s", True),
+        "step latency p95": (quantile(latency, 0.95), "s", True),
         "workflow completion mean": (statistics.fmean(flows), "s", True),
-        "workflow completion p95": (_quantile(sorted(flows), 0.95), "s", True),
+        "workflow completion p95": (quantile(sorted(flows), 0.95), "s", True),
         "LLM calls": (len(steps), "calls", False),
     }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Nearest-rank quantile of sorted values."""
-    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
