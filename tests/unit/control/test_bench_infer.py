@@ -28,6 +28,7 @@ def test_chains_are_found_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
         bench.main()
     sources = json.loads(out.read_text())["sources"]
     assert set(sources) == {"one", "other"}
+    assert all(each["commit"] and each["machine"] for each in sources.values()), "they may be of different ones"
     assert sources["one"]["calls"] == 36
     assert sources["one"]["in_one_workflow"] == sources["one"]["workflows"] == 6
     assert sources["one"]["of_several_programs"] == 0
