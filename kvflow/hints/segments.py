@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from kvflow.config import ReuseMode
 from kvflow.hints.fields import Name, Strict
 
+MAX_RANGES = 256
 Place = Annotated[int, Field(ge=0, le=2**31)]
 
 
@@ -42,7 +43,7 @@ class Segments(Strict):
     With it, even if it names nothing, the answer is remembered, so that other requests may quote it.
     """
 
-    ranges: Annotated[list[SegmentRange], Field(max_length=256)] = Field(default_factory=list)
+    ranges: Annotated[list[SegmentRange], Field(max_length=MAX_RANGES)] = Field(default_factory=list)
     messages: bool = False
     """Every chat message but system messages, besides ``ranges``."""
     mode: Literal[ReuseMode, "naive"] | None = None

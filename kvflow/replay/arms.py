@@ -21,6 +21,7 @@ class Arm:
         env: variables of the server.
         host: whether it has the host tier, if the others have one.
         hints: whether programs tell what they do; only kvflow listens.
+        reuse: whether programs that tell what they do let texts of their prompts be reused.
         sessions: whether programs name their requests' session, as SGLang's session-aware cache wants it.
         url: a server that runs already; None to launch one.
     """
@@ -30,6 +31,7 @@ class Arm:
     env: tuple[tuple[str, str], ...] = ()
     host: bool = True
     hints: bool = False
+    reuse: bool = False
     sessions: bool = False
     url: str | None = None
 
@@ -44,8 +46,8 @@ class Arm:
         return "--enable-kvflow" in self.flags or self.hints
 
 
-def _kvflow(name: str, *flags: str, hints: bool = True, **env: str) -> Arm:
-    return Arm(name=name, flags=("--enable-kvflow", *flags), env=tuple(env.items()), hints=hints)
+def _kvflow(name: str, *flags: str, hints: bool = True, reuse: bool = False, **env: str) -> Arm:
+    return Arm(name=name, flags=("--enable-kvflow", *flags), env=tuple(env.items()), hints=hints, reuse=reuse)
 
 
 _TLRU = '{"threshold": 8192, "next_prompt_estimate": 1024}'
@@ -66,6 +68,7 @@ PRESETS = {
         _kvflow("kvflow-steps", *_FCFS, "--kvflow-policy", "steps"),
         _kvflow("kvflow-ttl", *_FCFS, "--kvflow-policy", "ttl", KVFLOW_PIN__TTL="learned"),
         _kvflow("kvflow-no-prefetch", KVFLOW_PREFETCH__ENABLED="false"),
+        _kvflow("kvflow-reuse", reuse=True, KVFLOW_REUSE__MODE="kvcomm+repair"),
         _kvflow("kvflow-infer", "--kvflow-infer", hints=False),
         _kvflow("kvflow-silent", hints=False),
     )
@@ -78,7 +81,8 @@ DEFAULT_FOUND = ("silent=no-hints", "telling=hints")
 _VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)", re.DOTALL)
 _SWITCHES = {
     "hints": {"hints": True},
-    "no-hints": {"hints": False},
+    "no-hints": {"hints": False, "reuse": False},
+    "reuse": {"hints": True, "reuse": True},
     "no-host": {"host": False},
     "sessions": {"sessions": True},
 }
@@ -87,8 +91,9 @@ _SWITCHES = {
 def parse_arm(text: str) -> Arm:
     """Read ``NAME`` of a preset, or ``NAME=SETTINGS``.
 
-    Settings are words: ``@PRESET``, the first, to begin with one; ``hints``, ``no-hints``, ``sessions``, ``no-host``;
-    ``VARIABLE=VALUE`` of the server's environment; a URL of a server that runs; anything else is a flag of SGLang.
+    Settings are words: ``@PRESET``, the first, to begin with one; ``hints``, ``no-hints``, ``reuse``, ``sessions``,
+    ``no-host``; ``VARIABLE=VALUE`` of the server's environment; a URL of a server that runs; anything else is a flag of
+    SGLang.
 
     Raises:
         ConfigError: it is neither, has settings before its preset, or a URL that is none.
@@ -107,7 +112,7 @@ def parse_arm(text: str) -> Arm:
     for word in words:
         arm = _with(arm, word)
     begun = bool(words) and words[0].startswith("@")
-    if "--enable-kvflow" in arm.flags and not {"hints", "no-hints"} & set(words) and not begun:
+    if "--enable-kvflow" in arm.flags and not {"hints", "no-hints", "reuse"} & set(words) and not begun:
         arm = replace(arm, hints=True)
     return arm
 
@@ -193,7 +198,7 @@ def parse_arms(texts: Sequence[str], url: str | None = None) -> list[Arm]:
         if arm.url is not None and (arm.flags or arm.env or not arm.host or "=" not in text):
             raise ConfigError(
                 f"arm {arm.name!r} is a way to launch a server, and the one at {arm.url} runs already: "
-                "there an arm is NAME=hints, NAME=no-hints or NAME=sessions"
+                "there an arm is NAME=hints, NAME=no-hints, NAME=reuse or NAME=sessions"
             )
     return arms
 

@@ -237,5 +237,7 @@ def _counted(rounds: Sequence[Round]) -> dict[str, float]:
         counts: list[Mapping[str, Any]] = [each.stats for each in rounds]
         return sum(count.get(name) or 0 for count in counts)
 
-    names = ("prefetched_tokens", "prefetch_used_tokens", "prefetch_late_tokens", "prefetch_wasted_tokens")
+    names = ["prefetched_tokens", "prefetch_used_tokens", "prefetch_late_tokens", "prefetch_wasted_tokens"]
+    if any("reused_tokens" in each.stats for each in rounds):
+        names.append("reused_tokens")
     return {name: total(name) for name in (*names, "passed_over", "backups")}

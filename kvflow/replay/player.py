@@ -16,16 +16,18 @@ from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
 from kvflow.replay.facts import Steps
 from kvflow.replay.record import CallRecord, Round, ToolRecord, WorkflowRecord
+from kvflow.replay.texts import Texts, cut, following, reuse_action
 from kvflow.replay.work import Pace
 from kvflow.trace import MAIN_THREAD, Join, LLMCall, Piece, Program, Spawn, ToolEnd, ToolStart
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Prompt and answer of a call, and digests of their full pages."""
+    """Prompt and answer of a call, digests of their full pages, and the texts they consist of."""
 
     tokens: array[int]
     chain: list[int]
+    texts: Texts = ()
 
 
 @dataclass(slots=True)
@@ -33,12 +35,14 @@ class _Prompt:
     """A prompt under way.
 
     Attributes:
+        texts: it consists of.
         begins: digests that are known already of its first full pages.
         chain: those of all, once it has been computed.
         known_tokens: how many of its tokens had been computed by then for others.
     """
 
     tokens: array[int]
+    texts: Texts
     begins: list[int]
     chain: list[int] = field(default_factory=list)
     known_tokens: int = 0
@@ -202,12 +206,16 @@ class _Run:
         base = await self._base(call, thread)
         thread.due_s += self._player.pace.of_pause(call)
         await asyncio.sleep(thread.due_s - self._connection.now_s())
-        tokens = self._player.contents.prompt(base.tokens[: call.prompt.keep_tokens], call.prompt.add)
-        prompt = _Prompt(tokens, base.chain[: call.prompt.keep_tokens // self._player.page_tokens])
+        kept = call.prompt.keep_tokens
+        tokens = self._player.contents.prompt(base.tokens[:kept], call.prompt.add)
+        texts = following(cut(base.texts, kept), call.prompt.add, kept)
+        prompt = _Prompt(tokens, texts, base.chain[: kept // self._player.page_tokens])
         recorded = array("q")
         if call.output_tokens:
             recorded = self._player.contents.tokens(Piece(call.output, call.output_tokens))
         hints = thread.steps.asks(call)
+        if self._connection.arm.reuse:
+            hints.append(reuse_action(texts, call.fixed_tokens or 0))
         seen = CallRecord(
             workflow=self._workflow_id,
             thread=thread.name,
@@ -250,7 +258,8 @@ class _Run:
         # What follows a call that failed goes on as it is recorded.
         kept = answer is not None and answer.tokens and not seen.error
         whole = prompt.tokens + (answer.tokens if answer is not None and kept else recorded)
-        context = _Context(whole, digests(whole, "", self._player.page_tokens, prompt.chain or prompt.begins))
+        chain = digests(whole, "", self._player.page_tokens, prompt.chain or prompt.begins)
+        context = _Context(whole, chain, (*prompt.texts, (len(prompt.tokens), len(whole))))
         if answer is not None:
             self._player.accounting.cached(context.chain)
         if self._uses[call.call]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import httpx
 
@@ -32,12 +34,14 @@ class Ready:
         page_tokens: its page size; None if it does not say.
         device_tokens: what its device tier holds; None if it does not say.
         degraded: how often parts of its kvflow have failed so far.
+        reused_tokens: put into prompts so far.
     """
 
     kvflow: bool
     page_tokens: int | None
     device_tokens: int | None = None
     degraded: Mapping[str, int] = field(default_factory=dict)
+    reused_tokens: int = 0
 
 
 async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = False) -> Ready:
@@ -66,11 +70,24 @@ async def prepare(running: Running, client: httpx.AsyncClient, *, free: bool = F
     if cached:
         raise ServerUnavailableError(f"{running.arm.name}: {cached} tokens were still cached after a flush")
     await _empty(running.arm.name, client, stores=stores)
-    degraded: Mapping[str, int] = {}
-    if kvflow:
-        await asked(client, "GET", "/kvflow/v1/stats", params={"reset": True})
-        degraded = read(await asked(client, "GET", "/kvflow/v1/status"), "degraded")["degraded"]
-    return Ready(kvflow=kvflow, page_tokens=found.page_tokens, device_tokens=found.device_tokens, degraded=degraded)
+    ready = Ready(kvflow=kvflow, page_tokens=found.page_tokens, device_tokens=found.device_tokens)
+    if not kvflow:
+        return ready
+    stats = read(await asked(client, "GET", "/kvflow/v1/stats", params={"reset": True}), "total")["total"]
+    status = read(await asked(client, "GET", "/kvflow/v1/status"), "replicas", "degraded")
+    if running.arm.reuse:
+        _check_reuse(running, status)
+    return replace(ready, degraded=status["degraded"], reused_tokens=reused_tokens(stats))
+
+
+def reused_tokens(stats: Mapping[str, Any]) -> int:
+    """Tokens that a server has put into prompts since it started, but for those that it computed nevertheless.
+
+    Args:
+        stats: ``total`` of what it counts.
+    """
+    counted: Mapping[str, int] = stats.get("reuse") or Counter()
+    return counted["grafted_tokens"] + counted["continued_tokens"] - counted["repaired_tokens"]
 
 
 async def flush(name: str, client: httpx.AsyncClient) -> None:
@@ -130,6 +147,17 @@ async def _runs_kvflow(running: Running, client: httpx.AsyncClient) -> bool:
             "or take kvflow out of whatever else the server is told (a file of --config)"
         )
     return runs
+
+
+def _check_reuse(running: Running, status: Mapping[str, Any]) -> None:
+    """kvflow serves requests that ask for reuse without it, where it is off or cannot be had."""
+    reasons = [replica.get("reuse") for replica in status["replicas"]]
+    off = next((reason for reason in reasons if reason != "on"), None)
+    if off is not None:
+        raise ServerUnavailableError(
+            f"{running.arm.name}: nothing is reused at {running.url} ({off}): launch it with KVFLOW_REUSE__MODE, or "
+            "take reuse out of the arm"
+        )
 
 
 async def _check_forcing(running: Running, client: httpx.AsyncClient, prompt: list[int]) -> None:

@@ -197,7 +197,7 @@ async def _play(plan: Plan, running: Running, seen: Round, work: Sequence[Any], 
                 await arrive(player, plan.load.arrivals(work, seen.seed), plan.load.at_once)
                 await reached(running, client, seen, connection.lost, connection.refused)
             if ready.kvflow:
-                await counted(client, seen, ready.degraded)
+                await counted(client, seen, ready)
         if before is not None:
             await asyncio.sleep(SETTLED_S)
             _enter_loads(seen, (running.link() or before).since(before), plan.engine)

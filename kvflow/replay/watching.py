@@ -7,13 +7,14 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 
 from kvflow.errors import ServerUnavailableError
 from kvflow.replay.asking import asked, read
+from kvflow.replay.preparing import Ready, reused_tokens
 from kvflow.replay.record import Round
 from kvflow.replay.server import Running
 
@@ -83,19 +84,21 @@ async def reached(running: Running, client: httpx.AsyncClient, seen: Round, lost
         raise ServerUnavailableError(f"{name}: every call failed, the first because of: {seen.calls[0].error}")
 
 
-async def counted(client: httpx.AsyncClient, seen: Round, degraded: Mapping[str, int]) -> None:
+async def counted(client: httpx.AsyncClient, seen: Round, ready: Ready) -> None:
     """Enter what a server's kvflow has counted, and whether it is whole.
 
     Args:
         client: of the server.
         seen: the round.
-        degraded: how often parts of kvflow had failed before it.
+        ready: what the server said before it.
     """
-    stats = read(await asked(client, "GET", "/kvflow/v1/stats"), "total")
+    stats = read(await asked(client, "GET", "/kvflow/v1/stats"), "total")["total"]
     status = read(await asked(client, "GET", "/kvflow/v1/status"), "replicas", "seams", "degraded")
     states = [{name: replica.get(name) for name in ("policy", "guard", "degraded")} for replica in status["replicas"]]
-    failed = Counter(status["degraded"]) - Counter(degraded)
-    seen.stats = stats["total"] | {"replicas": states, "degraded": dict(failed)}
+    failed = Counter(status["degraded"]) - Counter(ready.degraded)
+    seen.stats = stats | {"replicas": states, "degraded": dict(failed)}
+    if "reuse" in stats:
+        seen.stats["reused_tokens"] = reused_tokens(stats) - ready.reused_tokens
     seen.broken_seams = [seam["name"] for seam in status["seams"] if not seam["holds"]]
 
 

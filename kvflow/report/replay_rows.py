@@ -38,6 +38,7 @@ MEASURES = (
     ("queue_p95_s", "queueing p95", "s"),
     ("stall_s", "stalled on load-backs", "s"),
     ("recomputed_tokens", "recomputed", "tokens"),
+    ("reused_tokens", "put in by reuse", "tokens"),
     ("loaded_tokens", "loaded back", "tokens"),
     ("host_hit_tokens", "found on the host", "tokens"),
     ("fetched_tokens", "fetched from storage", "tokens"),
@@ -58,7 +59,7 @@ MEASURES = (
 )
 _TOTALS = frozenset(
     {"stall_s", "recomputed_tokens", "loaded_tokens", "fetched_tokens", "cached_device_tokens", "prompt_tokens"}
-    | {"host_hit_tokens", "calls"}
+    | {"host_hit_tokens", "calls", "reused_tokens"}
     | {"prefetched_tokens", "prefetch_wasted_tokens", "prefetch_late_tokens", "server_cpu_s", "client_cpu_s"}
 )
 """Of all rounds together, and told of one."""

@@ -42,8 +42,10 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.beside]
 SESSIONS = 32
 
 
-def synthetic(kind: str = "react", workflows: int = SESSIONS) -> Workload:
-    options = SynthOptions(workflows=workflows, seed=4, fixed_tokens=256, task_tokens=64, output_tokens=12, turns=3)
+def synthetic(kind: str = "react", workflows: int = SESSIONS, output_tokens: int = 12) -> Workload:
+    options = SynthOptions(
+        workflows=workflows, seed=4, fixed_tokens=256, task_tokens=64, output_tokens=output_tokens, turns=3
+    )
     return Workload(list(programs(synthetic_trace(kind, options)[1])))
 
 
@@ -234,6 +236,16 @@ def test_what_is_computed_again_is_told_by_who_computed_it_first_not_by_who_was_
     assert calls["short"].ended_s < calls["long"].ended_s
     assert calls["long"].recomputed_tokens == 0
     assert calls["lost"].recomputed_tokens >= 256
+
+
+def test_programs_have_their_texts_put_in_where_their_arm_says_so(server: Server, tmp_path: Path) -> None:
+    arms = "kvflow,rotate=@kvflow-reuse KVFLOW_REUSE__MODE=rotate"
+    plain, reusing = played(plan_of(tmp_path, arms), synthetic("supervisor", 4, output_tokens=100), tmp_path)
+    assert ("reused_tokens" in plain.stats, plain.answers == "") == (False, False)
+    assert reusing.stats["reused_tokens"] > 500, "what a worker has said stands in its supervisor's prompt"
+    assert not any(call.error for call in reusing.calls)
+    with pytest.raises(ServerUnavailableError, match=r"nothing is reused at .* \(reuse.mode is off\)"):
+        played(plan_of(tmp_path, f"here={server.url} reuse", free=True), synthetic(workflows=1), tmp_path / "refused")
 
 
 def test_calls_that_fail_are_told_by_the_exit_status(server: Server, tmp_path: Path) -> None:

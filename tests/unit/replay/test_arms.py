@@ -35,6 +35,15 @@ def test_programs_tell_what_they_do_only_where_somebody_listens() -> None:
     assert not parse_arm("own=--schedule-policy lpm").hints
 
 
+def test_texts_are_reused_where_the_arm_says_so() -> None:
+    arm = parse_arm("rotate=@kvflow-reuse KVFLOW_REUSE__MODE=rotate")
+    assert (arm.reuse, arm.hints, dict(arm.env)) == (True, True, {"KVFLOW_REUSE__MODE": "rotate"})
+    assert parse_arm("own=--enable-kvflow reuse").reuse
+    assert parse_arm("theirs=http://localhost:30000 reuse").kvflow
+    assert [arm.name for arm in PRESETS.values() if arm.reuse] == ["kvflow-reuse"]
+    assert not parse_arm("own=@kvflow-reuse no-hints").reuse
+
+
 def test_a_server_that_runs_has_a_url() -> None:
     arm = parse_arm("theirs=http://localhost:30000/ hints")
     assert (arm.url, arm.hints, arm.kvflow) == ("http://localhost:30000", True, True)

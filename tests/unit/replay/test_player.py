@@ -10,6 +10,7 @@ import pytest
 
 from kvflow.graph import END
 from kvflow.hints import decode_envelope, envelope
+from kvflow.hints.models import SEGMENTS_TYPE
 from kvflow.replay.arms import Arm
 from kvflow.replay.connection import Answer, Connection
 from kvflow.replay.contents import Contents
@@ -64,12 +65,13 @@ def played(main: list[ThreadEvent], **others: list[ThreadEvent]) -> Round:
     return played_program(Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: main, **others}))
 
 
-def played_program(program: Program, workflow_id: str = "w", *, free: bool = True) -> Round:
+def played_program(program: Program, workflow_id: str = "w", *, free: bool = True, reuse: bool = False) -> Round:
     Slow.said.clear()
     seen = Round(arm="a", index=0, seed=0)
 
     async def play() -> None:
-        connection = Slow(None, Arm(name="a"), free=free, began_s=asyncio.get_running_loop().time())  # type: ignore[arg-type]
+        arm, began_s = Arm(name="a", hints=reuse, reuse=reuse), asyncio.get_running_loop().time()
+        connection = Slow(None, arm, free=free, began_s=began_s)  # type: ignore[arg-type]
         await Player(connection, seen, Contents(), Pace(), 16).play(program, workflow_id, 0.0)
 
     asyncio.run(play())
@@ -154,3 +156,19 @@ def test_names_longer_than_hints_may_have_are_cut() -> None:
     seen = played_program(Program(start=WorkflowStart(workflow="w", type=long), threads=threads), "w" * 256)
     assert len(seen.calls) == 1
     assert decode_envelope(envelope(Slow.said)).outcomes == ()
+
+
+def test_every_text_of_a_prompt_but_the_fixed_one_may_be_reused() -> None:
+    """What is left of a context keeps its texts, cut where it is, and an answer is one of them."""
+    begin = Prompt(add=(Piece("role", 100), Piece("task", 80)))
+    first = LLMCall(workflow="w", agent="a", call="1", prompt=begin, output="said", output_tokens=70, fixed_tokens=100)
+    goes_on = Prompt(base="1", keep_tokens=230, add=(Piece("more", 90),))
+    second = first.model_copy(update={"call": "2", "prompt": goes_on})
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={MAIN_THREAD: [first, second]})
+    played_program(program, free=False, reuse=True)
+    asked = [action["payload"]["ranges"] for action in Slow.said if action["action_type"] == SEGMENTS_TYPE]
+    places = [[(text["start_tokens"], text["end_tokens"]) for text in ranges] for ranges in asked]
+    assert places == [[(100, 180)], [(100, 180), (180, 230), (230, 320)]]
+    assert decode_envelope(envelope(Slow.said[:2])).outcomes == ()
+    played_program(program, free=False)
+    assert not [action for action in Slow.said if action["action_type"] == SEGMENTS_TYPE]
