@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from kvflow.graph.chain import NEGLIGIBLE, Outcomes, steady_ratio
-from kvflow.graph.flow import Flow, members
+from kvflow.graph.flow import Arrived, Flow, members
 
 _MAX_FOLLOWED = 16384
 """Edges, after which all goes on as in the last two steps; a few milliseconds."""
@@ -18,7 +18,8 @@ def running(flow: Flow, first: Outcomes) -> Iterator[Mapping[int, float]]:
     """Yield how likely each node starts at the first step, at the second, and so on, until nothing runs any more.
 
     Exact while one agent runs at a time. What comes from several agents is added up, as if only one of them could
-    send it; a join starts as far as the last of its inputs has come.
+    send it; a join starts as far as the last of its inputs has come, also where these are alternatives of one branch
+    in a loop of its own, of which only one will.
 
     Args:
         flow: the graph version.
@@ -63,13 +64,12 @@ class _Joins:
     """What has come to each ALL-join, by input, since it last started."""
 
     def __init__(self, flow: Flow, first: Outcomes) -> None:
-        held, sure, draws = first
         self._flow = flow
-        self._held = held
+        self._held, sure, draws = first
         self._came: dict[int, dict[int, float]] = {}
-        self._sources = sum(1 << u for u in {u for u, _ in sure} | {u for u, _ in draws})
-        for v in held:
-            self._inputs(v)
+        self._active = sum(1 << u for u in {u for u, _ in sure} | {u for u, _ in draws})
+        for v in self._held:
+            self._came[v] = self._awaited(v, self._held)
 
     def start(self, edges: Iterable[_Share]) -> dict[int, float]:
         """Deliver edges to their targets; return what starts, and how likely."""
@@ -77,21 +77,28 @@ class _Joins:
         starts: dict[int, float] = defaultdict(float)
         for u, v, mass in edges:
             if required[v] >> u & 1:
-                inputs = self._inputs(v)
-                inputs[u] = min(1.0, inputs[u] + mass)
+                if v not in self._came:
+                    self._came[v] = self._awaited(v, self._held)
+                self._came[v][u] = min(1.0, self._came[v].get(u, 0.0) + mass)
             else:
                 starts[v] += mass
-        for v, inputs in self._came.items():
-            least = min(inputs.values())
-            if least > 0:
-                starts[v] += least
-                self._came[v] = {u: mass - least for u, mass in inputs.items()}
+        started = {v: least for v, inputs in self._came.items() if (least := min(inputs.values())) > 0}
+        for v, least in started.items():
+            starts[v] += least
+        self._active = sum(1 << v for v in starts)
+        self._held = {}
+        for v, least in started.items():
+            self._begin_again(v, least)
         return {v: min(1.0, mass) for v, mass in starts.items() if mass > NEGLIGIBLE}
 
-    def _inputs(self, join: int) -> dict[int, float]:
-        """Return what has come to a join; the inputs that never will are left out."""
-        if join not in self._came:
-            came = self._held.get(join, 0)
-            waits = self._flow.waits_for(join, self._sources, self._held) & ~came
-            self._came[join] = dict.fromkeys(members(waits), 0.0) | dict.fromkeys(members(came), 1.0)
-        return self._came[join]
+    def _begin_again(self, join: int, started: float) -> None:
+        """After a start what is left over goes on waiting, for what may come from now on."""
+        left = {u: mass - started for u, mass in self._came.pop(join).items() if mass - started > NEGLIGIBLE}
+        if left:
+            self._came[join] = self._awaited(join, {}) | left
+
+    def _awaited(self, join: int, arrived: Arrived) -> dict[int, float]:
+        """Return what has come to a join, 0 for what has not; inputs that nothing that runs leads to are left out."""
+        came = arrived.get(join, 0)
+        waits = self._flow.waits_for(join, self._active, arrived)
+        return dict.fromkeys(members(waits), 0.0) | dict.fromkeys(members(came), 1.0)

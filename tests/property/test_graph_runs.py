@@ -19,6 +19,7 @@ from kvflow.graph import (
     loads_json,
     loads_yaml,
     steps_to_execution,
+    steps_until_next,
 )
 
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name not in (START, END))
@@ -63,6 +64,22 @@ def test_a_run_that_keeps_to_its_graph_is_followed_whether_or_not_it_is_read(gra
         assert cursor.steps == unread.steps == steps_to_execution(graph, cursor.active, cursor.satisfied)
         assert cursor.next_use == expected_steps(graph, cursor.active, cursor.satisfied)
         assert all(cursor.steps[agent] is None for agent in graph.agents if cursor.never(agent))
+
+
+@given(valid_graphs(), st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_is_too_much_to_follow_can_be_estimated_wherever_a_run_stands(graph, data):
+    cursor = Cursor(graph)
+    for count in range(12):
+        running = sorted(cursor.active - {START})
+        facts = [(Cursor.start, name) for name in graph.agents] + [(Cursor.end, name) for name in running]
+        take, name = data.draw(st.sampled_from(facts))
+        take(cursor, name, str(count) if take is Cursor.start else None)
+        estimate = expected_steps(graph, cursor.active, cursor.satisfied, max_states=1)
+        for agent, earliest in steps_until_next(graph, cursor.active, cursor.satisfied).items():
+            use = estimate[agent]
+            assert 0 <= use.probability <= 1
+            assert use.steps is None or (earliest is not None and use.steps >= 1), agent
 
 
 @given(valid_graphs(), st.lists(FACTS, max_size=20))

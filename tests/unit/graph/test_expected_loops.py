@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from kvflow.graph import END, START, AgentStepGraph, expected_steps
+from kvflow.graph import END, START, AgentStepGraph, NextUse, expected_steps
 from kvflow.graph.chain import MAX_STATES, Chain, TooManyStatesError, first_outcomes
 from kvflow.graph.flow import Flow
 
@@ -141,6 +141,32 @@ def test_an_estimate_is_no_more_than_certain_where_what_runs_multiplies():
     for use in expected_steps(graph, {"router"}).values():
         assert 0 <= use.probability <= 1
         assert use.steps is None or 1 <= use.steps <= 64
+
+
+def reviewed_in_a_loop() -> AgentStepGraph:
+    graph = AgentStepGraph().edge(START, "planner").fan_out("planner", ["coder", "tester"], join="critic")
+    for name, probability in (("coder", 0.3), ("tester", 0.3), (END, 0.4)):
+        graph.edge("critic", name, probability=probability)
+    return graph
+
+
+def test_a_join_in_a_loop_is_estimated_though_an_input_comes_from_behind_it():
+    """From the tester on only that is waited for; the coder runs again once the critic has asked for it."""
+    graph = reviewed_in_a_loop()
+    for active in ({"tester"}, {"coder"}, {"critic"}):
+        exact, found = expected_steps(graph, active), expected_steps(graph, active, max_states=1)
+        for agent in ("coder", "tester"):
+            assert found[agent].probability == pytest.approx(exact[agent].probability, abs=0.1), (active, agent)
+            assert found[agent].steps == pytest.approx(exact[agent].steps, rel=0.3), (active, agent)
+    assert expected_steps(graph, {"tester"}, max_states=1)["critic"] == NextUse(probability=1, steps=1)
+
+
+def test_a_join_starts_again_in_an_estimate_though_only_one_of_its_inputs_comes_again():
+    graph = AgentStepGraph().edge(START, "planner").fan_out("planner", ["coder", "tester"], join="critic")
+    graph.edge("critic", "coder", probability=0.6).edge("critic", END, probability=0.4)
+    exact, found = expected_steps(graph, {"planner"}), expected_steps(graph, {"planner"}, max_states=1)
+    assert found[END].probability == pytest.approx(exact[END].probability, abs=1e-3)
+    assert found[END].steps == pytest.approx(exact[END].steps, rel=0.05)
 
 
 def test_agents_of_a_long_chain_are_all_expected():
