@@ -78,7 +78,7 @@ class Scope(ABC, Generic[T]):
     def _begin(self) -> T: ...
 
     @abstractmethod
-    def _end(self) -> None: ...
+    def _end(self, *, failed: bool) -> None: ...
 
     def __enter__(self) -> T:
         if self._entered_in is not None:
@@ -90,7 +90,7 @@ class Scope(ABC, Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._entered_in is _process:
-            self._end()
+            self._end(failed=kind is not None and not issubclass(kind, GeneratorExit))
 
     async def __aenter__(self) -> T:
         return self.__enter__()
@@ -185,9 +185,12 @@ class Step(Scope[StepContext]):
         self.join(outer.workflow, outer)
         return self.context
 
-    def _end(self) -> None:
+    def _end(self, *, failed: bool) -> None:
         if not self.ended:
-            tell(step_action, **self._facts(), event="end")
+            facts = self._facts()
+            if failed and self.options.final:
+                facts["final"] = False  # its program may try again
+            tell(step_action, **facts, event="end")
         self.leave()
         if self._implicit:
             self._implicit.finish()
@@ -199,7 +202,7 @@ class Step(Scope[StepContext]):
             "agent": self.options.agent,
             "step_id": self.context.step_id,
             "parent_workflow_id": self.workflow.parent_id,
-            "final": self.options.final,
+            "final": self.options.final or None,
             "tenant": self.workflow.tenant,
         }
 
@@ -281,7 +284,7 @@ class Workflow(Scope["Workflow"]):
         self.start()
         return self
 
-    def _end(self) -> None:
+    def _end(self, *, failed: bool) -> None:
         self.finish()
 
 

@@ -49,7 +49,7 @@ class ToolCall(Scope[None]):
         if self._step is not None:
             self._tell("start", expected_s=self._expected_s, verb=self._verb())
 
-    def _end(self) -> None:
+    def _end(self, *, failed: bool) -> None:
         self._tell("end", took_s=round(time.monotonic() - self._began_s, 3))
 
     def _tell(self, event: str, **fields: Any) -> None:

@@ -146,6 +146,8 @@ class Commands:
             nodes |= dict.fromkeys(self._nodes_of(claim))
         if not nodes:
             return Answer(status="missing", reason="nothing of it is cached")
+        if command.verb == "kv.release":  # its pins have been lifted; those that remain are others'
+            return self._call_off(command.tenant, list(nodes), 0)
         return self._on(command, list(nodes), set(chosen))
 
     def on_prompt(self, command: KvCommand, path: Sequence[tuple[Node, int]]) -> Answer:
@@ -345,11 +347,15 @@ class Commands:
         return self._prefetcher.cancel(nodes, tenant) if self._prefetcher is not None else 0
 
     def _release(self, tenant: str, nodes: list[Node]) -> Answer:
-        """Lift what this tenant has pinned; others' pins on the same nodes stay."""
+        """Lift what this tenant has pinned of a prompt, for whomever; others' pins on the same nodes stay."""
         freed = 0
         for node in nodes:
             tiers = [tier for tier in (Tier.DEVICE, Tier.HOST) if self._pins.unpin(tenant, tier, node)]
             freed += len(node.key) if tiers else 0
+        return self._call_off(tenant, nodes, freed)
+
+    def _call_off(self, tenant: str, nodes: list[Node], freed: int) -> Answer:
+        """Take back a tenant's orders to load or copy what it has pinned no longer, so many tokens."""
         cancelled = self._take_back(tenant, nodes)
         if self._backups is not None:
             self._backups.cancel([node for node in nodes if not _retained(node)])

@@ -88,8 +88,8 @@ class StepFact(Strict):
     """The same, counted in chat messages; the server turns it into tokens."""
     tools: Annotated[list[Name], Field(max_length=256)] = Field(default_factory=list)
     """Names of the tools this agent may call."""
-    final: bool = False
-    """The workflow ends with this step; its context will not be used again."""
+    final: bool | None = None
+    """The workflow ends with this step; its context will not be used again. At ``end``, false takes that back."""
     tenant: Name | None = None
 
 

@@ -184,6 +184,21 @@ def test_steps_tools_and_workflows_end_however_they_end(peer: Peer, how: str) ->
     assert peer.told() == [("use", "start"), ("use", "end"), ("work", "end"), ("END", "start")]
 
 
+def test_a_final_step_that_raises_is_not_the_last_one(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.agent(final=True)
+    def write(draft: int) -> int:
+        return 1 // draft
+
+    with kvflow.workflow("report"):
+        with pytest.raises(ZeroDivisionError):
+            write(0)
+        write(1)
+    assert peer.told() == [("write", "end"), ("write", "end"), ("END", "start")]
+    assert [fact.get("final") for fact in peer.facts] == [False, True, True]
+
+
 def test_an_agent_on_its_own_ends_its_workflow(peer: Peer) -> None:
     kvflow.configure(url=peer.url)
 

@@ -72,6 +72,17 @@ def test_what_several_have_asked_for_stays_until_the_last_lets_go(server: Server
     assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED, "only the other had asked so long"
 
 
+def test_a_workflow_that_lives_releases_what_was_pinned_for_it_only(server: Server) -> None:
+    """Workflows without a tenant share one, and a prompt that they have in common is pinned for each of them."""
+    server.workflow("v", "a")
+    for workflow in "wv":
+        server("kv.pin", "a", workflow)
+    assert server("kv.release", None, "w").status == "missing"
+    assert server.coordinator.class_of(server.own["a"]) is EvictionClass.PINNED
+    assert server("kv.release", "a", "v") == Answer(status="accepted", tokens=160)
+    assert server.coordinator.class_of(server.own["a"]) is not EvictionClass.PINNED
+
+
 def test_the_last_to_let_go_frees_what_several_have_asked_for(server: Server) -> None:
     server.workflow("v", "a")
     for workflow in "wv":
