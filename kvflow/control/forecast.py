@@ -87,7 +87,10 @@ class Forecaster:
             self.tools.observe(wait.tool, wait.verb, seconds, workflow=workflow.workflow_id)
 
     def asked(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> None:
-        """Learn how long a context was left alone."""
+        """Learn how long a context was left alone; of one whose request was given up that is known already."""
+        if context.given_up:
+            context.given_up = False
+            return
         if context.turns:
             self.endings.observe(workflow.workflow_type, agent, context.last_tool, last=False)
         if context.answered_s is not None and not context.arrivals_s:

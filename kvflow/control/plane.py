@@ -96,7 +96,7 @@ class ControlPlane:
             if self._workflows.get(workflow.workflow_id) is workflow:
                 self._predict(workflow)
 
-    def answered(self, workflow_id: str, agent: str, asked: Context | None = None) -> bool:
+    def answered(self, workflow_id: str, agent: str, asked: Context | None = None, *, given_up: bool = False) -> bool:
         """A request of an agent has been answered, or given up; tells whether that is of a workflow that lives.
 
         What that predicts is told with what is heard of the workflow next, or else by the next :meth:`expire`. Until
@@ -107,6 +107,8 @@ class ControlPlane:
             agent: of that workflow.
             asked: the context it was for (`Intake.asked`), if known: one workflow may have ended, and another of its
                 id have begun since.
+            given_up: nobody has had anything of its answer, so that it does not count as a use of the context; who
+                asks again, as SDKs do by themselves, does not return to it.
         """
         self.threads.answered(workflow_id, agent)
         workflow = self._workflows.get(workflow_id)
@@ -116,8 +118,9 @@ class ControlPlane:
         if context.arrivals_s:
             now_s = self._clock()
             context.arrivals_s.popleft()
-            context.answered_s = now_s
-            context.last_tool = ""
+            context.answered_s, context.given_up = now_s, given_up
+            context.turns -= given_up
+            context.last_tool = context.last_tool if given_up else ""
             self._workflows.touch(workflow, now_s)
             self._answered[workflow_id] = workflow
         return True
@@ -246,7 +249,7 @@ class ControlPlane:
         learner = self.graphs.learner(workflow.workflow_type)
         if learner is not None:
             learner.end(workflow.workflow_id, fact.agent, step_id)
-        if fact.final or workflow.final == (fact.agent, step_id):
+        if fact.final or (fact.final is None and workflow.final == (fact.agent, step_id)):
             self._retire(workflow)
         else:
             self._change(workflow, intake)

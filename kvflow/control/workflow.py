@@ -43,13 +43,15 @@ class Context:
     Attributes:
         turns: requests so far.
         arrivals_s: when those came that have not been answered. Answers are taken to come in the same order.
-        answered_s: when the last one was answered; None before the first.
+        answered_s: when the last one was answered or given up; None before the first.
+        given_up: the last one was given up, and its program may ask again.
         last_tool: the tool that was called since, the latest of them; empty if none was.
     """
 
     turns: int = 0
     arrivals_s: deque[float] = field(default_factory=deque)
     answered_s: float | None = None
+    given_up: bool = False
     last_tool: str = ""
 
 

@@ -10,7 +10,7 @@ from kvflow.engine.ports import Node
 
 LIKELY = 0.3
 """Of the branches a workflow may take, those at least so likely are loaded: three at most."""
-_LOOKED_AT = 16
+_LOOKED_AT = 64
 """Contexts looked at for one decision, the nearest uses first."""
 _MANY = 64
 _PAUSE_S = 2.5e-4
@@ -24,10 +24,14 @@ def target(claim: Claim) -> Node | None:
     return claim.tip if claim.tip is not None and claim.keeps_tail else claim.fixed_prompt.tip
 
 
-def nearest(coordinator: Coordinator) -> list[Claim]:
+def nearest(coordinator: Coordinator, *, lost: bool = False) -> list[Claim]:
     """Claims with a context that will be used and is not on the device, the likeliest and soonest first.
 
     None of a program that is held. Cost: O(claims).
+
+    Args:
+        coordinator: whose claims they are.
+        lost: only those whose context is not on the host either.
     """
     clock = coordinator.claims.clock
     near = [
@@ -36,7 +40,7 @@ def nearest(coordinator: Coordinator) -> list[Claim]:
         if claim.likelihood >= LIKELY
         and not claim.held_s
         and (end := target(claim)) is not None
-        and (end.evicted or not coordinator.cached(end))
+        and (not coordinator.cached(end) or (end.evicted and not lost))
     ]
     return heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(clock))
 

@@ -39,7 +39,7 @@ class Claim:
         due_s: when, on the control plane's clock; None if only the steps are known.
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
         requests: how many requests use it now, or wait to.
-        placed: that request has its memory, so that what counts is the use after it.
+        placed: how many of them have their memory; of those that all do what counts is the use after them.
         replicated: predictions reach several servers, and each request only one of them.
         asked_here: that request is at this one.
         pause_s: how long after that request has been answered, as far as known.
@@ -68,7 +68,7 @@ class Claim:
     since_s: float | None = None
     requests: int = 0
     pause_s: float | None = None
-    placed: bool = False
+    placed: int = 0
     replicated: bool = False
     asked_here: bool = False
     held_s: float = 0.0
@@ -125,7 +125,7 @@ class Claim:
         """Whether a request waits to use it, and not at another server."""
         if self.since_s is None or (self.replicated and not self.asked_here):
             return False
-        return not (self.placed and self.pause_s is not None)
+        return self.placed < max(1, self.requests)
 
     def is_elsewhere(self, clock: Clock) -> bool:
         """Whether another replica has the request that uses it: this one would have it by now."""
@@ -175,7 +175,7 @@ class Claim:
     def answered(self, clock: Clock) -> None:
         """Its request has been answered: what was predicted for afterwards begins, before anyone has to say so."""
         if self.since_s is not None and self.pause_s is not None:
-            self.since_s, self.due_s, self.placed = None, clock.now_s + self.pause_s, False
+            self.since_s, self.due_s, self.placed = None, clock.now_s + self.pause_s, 0
             clock.version += 1
 
     def settle_tail(self, *, reused: bool, last: bool = False) -> None:
@@ -192,9 +192,11 @@ class Claim:
         due_s = prediction.due_s if prediction is not None else None
         since_s = prediction.since_s if prediction is not None else None
         self.pause_s = prediction.pause_s if prediction is not None else None
-        self.requests = prediction.requests if prediction is not None else 0
         if since_s != self.since_s:
-            self.placed = self.asked_here = False
+            others = since_s is not None and self.requests > 1  # the oldest of several has been answered
+            self.placed = max(0, self.placed - 1) if others else 0
+            self.asked_here = self.asked_here and others
+        self.requests = prediction.requests if prediction is not None else 0
         before = (self.steps, self.pinned, self.probability, self.due_s, self.since_s)
         if before == (steps, pinned, probability, due_s, since_s):
             return False

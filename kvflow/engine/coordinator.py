@@ -197,8 +197,11 @@ class Coordinator:
             held.role.stamp += 1
             held.stamp = held.role.stamp
             extends = learn(held, path, fixed_tokens)
-        if held.placed != (held.since_s is not None):
-            held.placed = not held.placed
+        placed = held.placed if held.since_s is not None else 0
+        if held.since_s is not None and (first or not placed):
+            placed = min(placed + 1, max(1, held.requests))
+        if placed != held.placed:
+            held.placed = placed
             clock.version += 1
         prompt = Prompt(digests, self._unit_tokens, first)
         entered = enter(held, path, fixed_tokens, clock.now_s, prompt, fixed_digest)
@@ -241,7 +244,7 @@ class Coordinator:
         """A request has lost its memory, and waits again."""
         held = self.claims.claim(claim.workflow_id, claim.workflow_type, claim.agent)
         if held is not None and held.placed:
-            held.placed = False
+            held.placed -= 1
             self.claims.clock.version += 1
 
     def flushed(self) -> None:

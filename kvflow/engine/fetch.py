@@ -76,7 +76,8 @@ class Fetcher:
         self._pace.tick(clock.now_s)
         if clock.version == self._decided or clock.now_s < self._search_s or not self._pace.may_load:
             return None
-        fetch = next(filter(None, map(self._fetch_of, nearest(self._coordinator))), None)
+        near = nearest(self._coordinator, lost=True)
+        fetch = next(filter(None, map(self._fetch_of, near)), None)
         if fetch is None:
             self._decided = clock.version
             self._search_s = clock.now_s + search_pause_s(self._coordinator)

@@ -47,7 +47,7 @@ class Holds:
             elif program.held_since_s is not None and (view.admitted or not view.waiting):
                 held_s, program.held_since_s = view.held_s - program.held_since_s, None
                 self._hold_s += _HOLD_WEIGHT * (held_s - self._hold_s)
-                if self._journal is not None:
+                if self._journal is not None and view.admitted:
                     self._journal.admitted(program.asking(name), view.live_tokens, held_s)
         somebody_waits = any(program.held_since_s is not None for program in programs.values())
         self._put_off_uses(programs, round(self._hold_s, 1) if somebody_waits else 0.0)

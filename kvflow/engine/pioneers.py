@@ -75,7 +75,7 @@ class Pioneers:
     def _has_computed(self, claim: PromptClaim) -> bool:
         """Whether the fixed part of the prompt has been computed."""
         held = self._claims.claim_of(claim.workflow_id, claim.agent)
-        return held is None or (held.placed and _is_all(held.context_tokens, claim.fixed_tokens or 0))
+        return held is None or (held.placed > 0 and _is_all(held.context_tokens, claim.fixed_tokens or 0))
 
 
 def _is_all(tokens: int, fixed_tokens: int) -> bool:

@@ -219,7 +219,8 @@ class Programs:
                 self._holdings.remember(request, digests or request.digests)
             self._run(request, running=False)
             del program.requests[key]
-            program.answered_s = now_s
+            if generated_tokens:
+                program.answered_s = now_s
             program.view.waiting = any(not one.under_way for one in program.requests.values())
             self._spare_tokens -= generated_tokens
             if generated_tokens:
@@ -236,7 +237,7 @@ class Programs:
     def arrange(self, waiting: Sequence[Key], memory: AdmissionMemory) -> list[Key]:
         """Say which of the requests that wait may run, in the order of their turns, or as they are if all programs fit.
 
-        Cost: O(programs with a request or a place, and contexts of those of which something was heard), when something
+        Cost: O(programs, and contexts of those of which something was heard), when something
         has changed and somebody waits. With many contexts decisions pause in between, to take a fiftieth of the time,
         or a tenth for programs that have just come; with room to spare for all, until that may be used up.
         """
@@ -275,8 +276,8 @@ class Programs:
                 if program.answered_s is not None:
                     self._typical.ended(program.took_s)
                 del self._programs[name]
-        at_stake = (program for program in self._programs.values() if program.requests or program.view.admitted)
-        self._contexts = sum(program.contexts for program in at_stake)
+        programs = self._programs.values()
+        self._contexts = sum(each.contexts if each.requests or each.view.admitted else 1 for each in programs)
         planned = AdmissionMemory(
             device_tokens=int(memory.device_tokens * (1 - self._margin.share)), host_tokens=memory.host_tokens
         )

@@ -167,13 +167,14 @@ class Front:
             self.plane.threads.answered(step.workflow_id, step.agent)  # nobody else will say so
             raise
 
-    def answered(self, admission: Admission, said: Sequence[int] = (), *, complete: bool) -> None:
+    def answered(self, admission: Admission, said: Sequence[int] = (), *, complete: bool, heard: bool) -> None:
         """A request has been answered, or given up; to be called once for each that was admitted.
 
         Args:
             admission: whose.
             said: the answer to one that says nothing of itself, in tokens or bytes as its prompt.
             complete: all of its answer has been passed on: it was not given up.
+            heard: at least a part of it has.
         """
         if admission.reuses:
             self._checker.soon()
@@ -184,7 +185,7 @@ class Front:
         if step is None:
             return
         try:
-            lives = self.plane.answered(step.workflow_id, step.agent, admission.context)
+            lives = self.plane.answered(step.workflow_id, step.agent, admission.context, given_up=not heard)
             if lives and complete and step.final and step.step_id is None:  # a named step says itself when it ends
                 updates = self.plane.finish(step.workflow_id)
                 if updates:

@@ -54,32 +54,41 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
     admissions: list[Admission] = []
     told = 0
     complete: set[int] = set()
+    heard: set[int] = set()
     said = inferring.Said(obj, front.streams_deltas) if not obj.kv_hints else None
     try:
         _admit(front, obj, admissions)
         async for answer in generate():
             if _is_part(answer, obj):
+                heard.add(0)
                 if said is not None:
                     said.add(answer, last=False)
                 yield answer
                 continue
             complete.update(_completed(answer, obj, len(admissions)))
+            heard |= complete
             if _is_last(answer, obj):
                 if said is not None:
                     said.add(answer, last=True)
                 # Not before the client has it, which would make it wait, but before it can ask again.
-                asyncio.get_running_loop().call_soon(_answered, front, admissions, told, complete, said)
+                asyncio.get_running_loop().call_soon(_answered, front, admissions, told, complete, heard, said)
                 told = len(admissions)
             yield _with_outcomes(front, answer, admissions)
     finally:
-        _answered(front, admissions, told, complete)
+        _answered(front, admissions, told, complete, heard)
 
 
 def _answered(
-    front: Front, admissions: list[Admission], told: int, complete: Set[int], said: inferring.Said | None = None
+    front: Front,
+    admissions: list[Admission],
+    told: int,
+    complete: Set[int],
+    heard: Set[int],
+    said: inferring.Said | None = None,
 ) -> None:
     for place, admission in enumerate(admissions[told:], told):
-        front.answered(admission, said.all if said is not None else (), complete=place in complete)
+        tokens = said.all if said is not None else ()
+        front.answered(admission, tokens, complete=place in complete, heard=place in heard)
 
 
 def _completed(answer: Any, obj: Any, requests: int) -> Iterator[int]:

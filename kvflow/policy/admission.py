@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,15 +205,16 @@ def _fairly(waiting: Sequence[ProgramView], running: Sequence[ProgramView]) -> I
     held: Counter[str] = Counter()
     for program in running:
         held[program.tenant] += program.live_tokens
-    lines: dict[str, list[ProgramView]] = {}
-    for program in reversed(waiting):
-        lines.setdefault(program.tenant, []).append(program)
-    place = {id(program): index for index, program in enumerate(waiting)}
-    while lines:
-        tenant = min(lines, key=lambda name: (held[name], place[id(lines[name][-1])]))
-        program = lines[tenant].pop()
-        if not lines[tenant]:
-            del lines[tenant]
+    lines: dict[str, list[tuple[int, ProgramView]]] = {}
+    for place, program in reversed([*enumerate(waiting)]):
+        lines.setdefault(program.tenant, []).append((place, program))
+    turns = [(held[tenant], line[-1][0], tenant) for tenant, line in lines.items()]
+    heapq.heapify(turns)
+    while turns:
+        _, _, tenant = heapq.heappop(turns)
+        _, program = lines[tenant].pop()
         yield program
         if program.admitted:
             held[tenant] += program.live_tokens
+        if lines[tenant]:
+            heapq.heappush(turns, (held[tenant], lines[tenant][-1][0], tenant))

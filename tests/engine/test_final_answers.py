@@ -87,9 +87,9 @@ async def test_the_last_answer_to_an_earlier_workflow_does_not_end_one_of_the_sa
     earlier = front.admit(final("w"))
     await front.hints(envelope([step_action(workflow_id="w", agent=END)]))
     later = front.admit(final("w"))
-    front.answered(earlier, complete=True)
+    front.answered(earlier, complete=True, heard=True)
     assert front.plane.view()[0]["next_use"]["a"]["asked"]
-    front.answered(later, complete=True)
+    front.answered(later, complete=True, heard=True)
     assert [*live(front)] == []
 
 

@@ -160,6 +160,29 @@ def test_a_parent_is_kept_while_its_sub_workflow_runs(driver: Driver) -> None:
     assert driver.claims["waits"]["coder"].probability > driver.claims["alone"]["coder"].probability
 
 
+def test_who_asks_again_after_a_request_was_given_up_has_not_returned(driver: Driver) -> None:
+    """SDKs that give up repeat a request at once; contexts are not used again sooner, or more often, by that."""
+    for number in range(20):
+        driver.ask(f"w{number}")
+        driver.answer(f"w{number}")
+        driver.clock.now_s += 30.0
+        for _ in range(3):
+            driver.ask(f"w{number}")
+            driver.clock.now_s += 60.0
+            driver.plane.answered(f"w{number}", "coder", given_up=True)
+            driver.clock.now_s += 0.5
+        driver.ask(f"w{number}")
+        driver.answer(f"w{number}")
+        driver.end(f"w{number}")
+    driver.ask("now")
+    driver.answer("now")
+    assert driver.left_s("now") == pytest.approx(30.0, rel=0.2)
+    driver.clock.now_s += 30.0
+    driver.ask("now")
+    driver.answer("now")
+    assert driver.claims["now"]["coder"].probability < 0.5, "twice is all"
+
+
 def test_a_declared_graph_knows_who_never_returns(driver: Driver) -> None:
     graph = AgentStepGraph("t").chain("START", "plan", "coder", "END")
     driver.plane.graphs.declare("t", to_dict(graph))

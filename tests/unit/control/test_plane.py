@@ -130,6 +130,13 @@ def test_a_final_step_retires_when_it_ends(plane: ControlPlane) -> None:
     assert updates[-1].retired
 
 
+def test_a_final_step_that_failed_does_not_end_the_workflow(plane: ControlPlane) -> None:
+    ask(plane, "write", step_id="7", final=True)
+    assert not take(plane, step("write", event="end", step_id="7", final=False))[1][-1].retired
+    ask(plane, "write", step_id="8", final=True)
+    assert take(plane, step("write", event="end", step_id="8"))[1][-1].retired
+
+
 def test_a_named_step_that_began_as_the_final_one_ends_the_workflow(plane: ControlPlane) -> None:
     ask(plane, "write", step_id="7", final=True)
     plane.answered("w", "write")

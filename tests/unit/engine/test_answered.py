@@ -27,8 +27,17 @@ class Leaf:
 CLAIM = PromptClaim(workflow_id="w", workflow_type="t", agent="a")
 
 
-def asking(coordinator: Coordinator, *, pause_s: float | None, probability: float = 0.5) -> None:
-    prediction = ClaimPrediction(agent="a", steps=0, since_s=1.0, pause_s=pause_s, probability=probability)
+def asking(
+    coordinator: Coordinator,
+    *,
+    pause_s: float | None,
+    probability: float = 0.5,
+    since_s: float = 1.0,
+    requests: int = 1,
+) -> None:
+    prediction = ClaimPrediction(
+        agent="a", steps=0, since_s=since_s, pause_s=pause_s, probability=probability, requests=requests
+    )
     coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=(prediction,)))
 
 
@@ -107,10 +116,33 @@ def test_a_retracted_request_is_waited_for_again(coordinator: Coordinator) -> No
 
 
 def test_a_second_request_of_the_agent_is_waited_for(coordinator: Coordinator) -> None:
-    asking(coordinator, pause_s=None)
+    asking(coordinator, pause_s=None, requests=2)
     coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
     held = held_by(coordinator)
     assert held.likelihood == 1.0
+
+
+def test_requests_that_run_are_not_waited_for_once_one_of_them_has_been_answered(coordinator: Coordinator) -> None:
+    """Nothing more is heard of the others until they are answered: tails of the first must not outrank everything."""
+    asking(coordinator, pause_s=None, requests=3)
+    for _ in range(3):
+        coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
+    held = held_by(coordinator)
+    assert not held.waited_for
+    asking(coordinator, pause_s=None, since_s=2.0, requests=2)
+    assert not held.waited_for
+    asking(coordinator, pause_s=4.0, since_s=3.0)
+    assert not held.waited_for
+    asking(coordinator, pause_s=4.0, since_s=9.0)
+    assert held.waited_for, "one that has come since the last answer"
+
+
+def test_one_of_several_that_has_no_memory_yet_is_waited_for(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=None, requests=3)
+    for _ in range(2):
+        coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
+    asking(coordinator, pause_s=None, since_s=2.0, requests=2)
+    assert held_by(coordinator).waited_for
 
 
 def test_a_retracted_request_that_starts_again_is_ranked_by_what_comes_after_it_at_once(

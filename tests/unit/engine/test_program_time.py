@@ -41,6 +41,23 @@ def test_a_request_that_was_given_up_does_not_wait_on() -> None:
     assert table.programs._programs["b"].view.held_s < 1.0
 
 
+def test_programs_that_were_never_answered_say_nothing_of_how_long_programs_take() -> None:
+    """Those whose clients time out while they are held took no time at all, and would have everybody overdue."""
+    table = Table()
+    table.start("a", 60_000)
+    for number in range(5):
+        name = f"gives up {number}"
+        table.ask(name, 60_000)
+        assert table.allowed(name) == []
+        table.coordinator.tick(60.0 * (number + 1))
+        table.programs.left(name, 0)
+        table.end(name)
+        table.ask("b", 60_000)
+        table.allowed("b")
+        table.programs.left("b", 0)
+    assert table.programs._typical.program_s == 0
+
+
 def test_requests_of_one_agent_at_a_time_take_room_each() -> None:
     table = Table()
     prediction = ClaimPrediction(agent="searcher", steps=0, since_s=0.0)
