@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvflow.cli.circumstances import circumstances
-from kvflow.cli.reading import check_folders, check_report, read, told_as_usage, write
+from kvflow.cli.reading import check_folders, check_report, finite, read, told_as_usage, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,12 +66,19 @@ def simulate(
         int,
         typer.Option(min=1, help="Play the traces so many times, each time as new workflows with texts of their own."),
     ] = 1,
-    tool_s: Annotated[float, typer.Option(min=0, help="Median of tool durations the traces lack.")] = 1.0,
-    tool_spread: Annotated[
-        float, typer.Option(min=0, help="How far these vary: standard deviation of their logarithm.")
+    tool_s: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Median of tool durations the traces lack.")
     ] = 1.0,
-    delay_s: Annotated[float, typer.Option(min=0, help="Client time between events the traces lack.")] = 0.0,
-    max_delay_s: Annotated[float, typer.Option(min=0, help="Longest recorded pause or tool that is kept.")] = 600.0,
+    tool_spread: Annotated[
+        float,
+        typer.Option(min=0, callback=finite, help="How far these vary: standard deviation of their logarithm."),
+    ] = 1.0,
+    delay_s: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Client time between events the traces lack.")
+    ] = 0.0,
+    max_delay_s: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Longest recorded pause or tool that is kept.")
+    ] = 600.0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per core.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write all numbers here.")] = None,
     html: Annotated[Path | None, typer.Option(dir_okay=False, help="Write a report with charts here.")] = None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvflow.cli.ending import ended_by_signals
 from kvflow.cli.reading import check_folders
 from kvflow.errors import TraceError
 
@@ -123,7 +124,7 @@ def record(
 ) -> None:
     """Run a program that uses kvflow's client, and make a trace of what it asks.
 
-    A program that is interrupted has the trace of what it did until then.
+    A program that is interrupted has the trace of what it did until then; so has one that is asked to end.
 
     Example: kvflow trace record --url http://localhost:30000 --out run.jsonl.gz -- python program.py --fast
     """
@@ -132,20 +133,23 @@ def record(
     if not context.args:
         raise typer.BadParameter("say which program to run: kvflow trace record --out FILE -- python program.py")
     check_folders(out)
-    with tempfile.TemporaryDirectory(prefix="kvflow-record-") as folder:
-        facts = Path(folder) / "facts.jsonl"
-        facts.touch()
-        environment = {**os.environ, "KVFLOW_RECORD": str(facts)} | ({"KVFLOW_URL": url} if url else {})
-        try:
+    folder = Path(tempfile.mkdtemp(prefix="kvflow-record-"))
+    facts = folder / "facts.jsonl"
+    facts.touch()
+    environment = {**os.environ, "KVFLOW_RECORD": str(facts)} | ({"KVFLOW_URL": url} if url else {})
+    try:
+        with ended_by_signals():
             code = _run(context.args, environment)
-        except OSError as error:
-            raise typer.BadParameter(f"cannot run {context.args[0]}: {error.strerror}") from None
-        bad: list[BadRow] = []
-        try:
-            header, events = import_trace(facts, "recording", bad.append)
-            counts = _write(out, header, events)
-        except TraceError as error:
-            raise _failure(str(error), code or 1) from None
+    except OSError as error:
+        shutil.rmtree(folder)
+        raise typer.BadParameter(f"cannot run {context.args[0]}: {error.strerror}") from None
+    bad: list[BadRow] = []
+    try:
+        header, events = import_trace(facts, "recording", bad.append)
+        counts = _write(out, header, events)
+    except TraceError as error:
+        raise _failure(f"{error}; what was recorded is in {facts}, for kvflow trace convert", code or 1) from None
+    shutil.rmtree(folder)
     _show_bad_rows(bad)
     if not counts["llm_call"]:
         raise _failure("the program made no LLM call that kvflow's client saw; see kvflow.instrument", code or 1)
@@ -154,11 +158,18 @@ def record(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run a program until it ends. Interrupts of the terminal reach it, too, and what it does about them is its own."""
+    """Run a program until it ends. Interrupts of the terminal reach it, too, and what it does about them is its own.
+
+    If we are asked to end, so is the program.
+    """
     with subprocess.Popen(command, env=environment) as program:
         while program.returncode is None:
-            with suppress(KeyboardInterrupt):
+            try:
                 program.wait()
+            except KeyboardInterrupt:
+                pass
+            except SystemExit:
+                program.terminate()
     return program.returncode if program.returncode >= 0 else 128 - program.returncode  # as shells tell of signals
 
 

@@ -30,9 +30,9 @@ class DurationModel:
 
     What is known of a key is shrunk towards what is known of its like: with ``n`` (decayed) observations its own
     histogram has the weight ``n / (n + k)``, and the next wider one (workflow, verb, tool, all tools, prior) the rest;
-    ``k`` is 4, and 16 for the calls of one workflow. A level that has seen nothing but what the next wider one has is
-    left out, or the prior would count for less with every level that adds nothing. So there is no threshold, unlike
-    Continuum's K = 100, and a verb never seen before is taken for an average call of its tool.
+    ``k`` is 4, and 16 for the calls of one workflow. A tool or verb that has seen nothing but what the next wider level
+    has is left out, or the prior would count for less with every level that adds nothing. So there is no threshold,
+    unlike Continuum's K = 100, and a verb never seen before is taken for an average call of its tool.
 
     The same class serves for anything that takes time and has a name with a sub-name, e.g. the pauses of an agent of
     a workflow type.

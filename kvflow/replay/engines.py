@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,8 +54,8 @@ class Sizes:
 
 def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """A tiny random model on the CPU engine, which is built in a folder."""
+    host, others = _profile_flags(flags)
     model, spec = build_model(folder / "model"), ModelSpec()
-    host, others = _host_tier(flag_words(flags, "--flags"))
     own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *others)
     costs = asdict(load_profile("cpu").costs)  # what kvflow's predictions are weighed with; the defaults suit a GPU
     env: dict[str, str] = {}
@@ -76,9 +77,9 @@ def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
 
 def gpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """The geometry of Llama 3.1 8B on a GPU; SGLang makes the weights up, on which speed does not depend."""
+    host, others = _profile_flags(flags)
     model = folder / "llama-8b"
     write_geometry(model)
-    host, others = _host_tier(flag_words(flags, "--flags"))
     own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *others)
     context = _context(flags, "--flags") or LLAMA_8B.max_position
     return Engine(
@@ -101,14 +102,10 @@ def user_engine(launch: str, sizes: Sizes) -> Engine:
     model, words = _taken(words, "--model-path", "--model")
     if model is None:
         raise ConfigError("--launch has no --model-path: give the flags of sglang.launch_server")
-    for option, value, names in (
-        ("--page-tokens", sizes.page_tokens, ("--page-size",)),
-        ("--device-tokens", sizes.device_tokens, ("--max-total-tokens",)),
-        ("--host-tokens", sizes.host_tokens, ("--hicache-ratio", "--hicache-size")),
-    ):
-        twice = None if value is None else next((name for name in names if _taken(words, name)[0] is not None), None)
-        if twice is not None:
-            raise ConfigError(f"--launch has {twice}, and {option} is given, too: leave one of them out")
+    given = asdict(sizes)
+    for size, twice in _sizes_among(words):
+        if given[size] is not None:
+            raise ConfigError(f"--launch has {twice}, and {_option(size)} is given, too: leave one of them out")
     device, words = _taken(words, "--device")
     host, words = _host_tier(words)
     return Engine(
@@ -118,6 +115,32 @@ def user_engine(launch: str, sizes: Sizes) -> Engine:
         host_flags=() if sizes.host_tokens == 0 else (*sizes.host_flags, *host),
         context_tokens=_context(launch, "--launch"),
     )
+
+
+def _profile_flags(flags: str) -> tuple[list[str], list[str]]:
+    """Read ``--flags``, those of the host tier apart; sizes, which a profile always has, are options of their own.
+
+    Raises:
+        ConfigError: a size is among them.
+    """
+    words = flag_words(flags, "--flags")
+    for size, twice in _sizes_among(words):
+        raise ConfigError(f"--flags has {twice}: give {_option(size)} instead")
+    return _host_tier(words)
+
+
+def _sizes_among(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Find flags that say how large a tier or page is: the name of the size, and the flag."""
+    for size, names in (
+        ("page_tokens", ("--page-size",)),
+        ("device_tokens", ("--max-total-tokens",)),
+        ("host_tokens", ("--hicache-ratio", "--hicache-size")),
+    ):
+        yield from ((size, name) for name in names if _taken(words, name)[0] is not None)
+
+
+def _option(size: str) -> str:
+    return f"--{size.replace('_', '-')}"
 
 
 def flag_value(flags: str, name: str) -> str | None:

@@ -13,6 +13,7 @@ MEASURES = (
     ("lost_s", "time lost", "s"),
     ("recomputed_s", "recomputed", "s"),
     ("reloaded_s", "loaded back", "s"),
+    ("fetched_s", "fetched from storage", "s"),
     ("stalled_s", "stalled on loads", "s"),
     ("recomputed_tokens", "recomputed", "tokens"),
     ("reloaded_tokens", "loaded back", "tokens"),

@@ -57,6 +57,7 @@ class _Run:
     contexts: dict[str, Context] = field(default_factory=dict)
     tips: dict[str, Node | None] = field(default_factory=dict)
     threads: dict[str, simpy.Process] = field(default_factory=dict)
+    spawned: dict[str, simpy.Event] = field(default_factory=dict)
     over_s: dict[str, float] = field(default_factory=dict)
     pending: dict[str, simpy.Event] = field(default_factory=dict)
 
@@ -121,14 +122,18 @@ class Clients:
                     child_id = f"{run.workflow_id[: _ID_CHARS // 2]}/{event.child}"[:_ID_CHARS]
                     child_type = f"{workflow_type}/{_first_agent(run, event)}"[:_NAME_CHARS]
                     run.threads[event.child] = self._env.process(self._thread(run, event.child, child_id, child_type))
+                    self._spawned(run, event.child).succeed()
                 case Join():
-                    if event.child in run.threads:
-                        yield run.threads[event.child]
+                    yield self._spawned(run, event.child)  # by another thread, which may be late
+                    yield run.threads[event.child]
                     waited_s = max(before_s or 0.0, run.over_s.get(event.child, 0.0))
         run.over_s[name] = self._env.now
         self._say(*step.riding())
         if parent_id is not None:
             self._say(StepFact(workflow_id=workflow_id, agent=END))
+
+    def _spawned(self, run: _Run, child: str) -> simpy.Event:
+        return run.spawned.setdefault(child, self._env.event())
 
     def _tool_ends(self, start: ToolStart, thread: Thread, waited_s: float | None) -> ProcessGenerator:
         """Wait for a tool; one that has waited itself, for calls or threads, goes on from then."""

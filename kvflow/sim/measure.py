@@ -130,13 +130,21 @@ class _Server:
         return seconds, int(_answer(response)["meta_info"]["cached_tokens"])
 
     async def decode(self, ids: list[int], tokens: int) -> list[tuple[float, int]]:
-        """Ask for many; returns when so many had arrived."""
+        """Ask for many; returns when so many had arrived.
+
+        Raises:
+            ServerUnavailableError: they have not.
+        """
         arrivals = []
         async with self._client.stream("POST", "/generate", json=_body(ids, tokens) | {"stream": True}) as response:
             if response.status_code != httpx.codes.OK:
                 raise ServerUnavailableError(f"the server answered {response.status_code}")
             async for piece in pieces(response):
+                if "meta_info" not in piece:
+                    raise ServerUnavailableError(f"the server answered {str(piece)[:300]}")
                 arrivals.append((time.perf_counter(), int(piece["meta_info"]["completion_tokens"])))
+        if not arrivals:
+            raise ServerUnavailableError("the server answered nothing")
         return arrivals
 
     async def loads(self) -> tuple[int, float] | None:
@@ -144,8 +152,11 @@ class _Server:
         response = await self._client.get("/kvflow/v1/stats")
         if response.status_code != httpx.codes.OK:
             return None
-        total = response.json()["total"]
-        return int(total["load_back_tokens"]), float(total["load_back_s"])
+        try:
+            total = response.json()["total"]
+            return int(total["load_back_tokens"]), float(total["load_back_s"])
+        except (ValueError, LookupError, TypeError):  # some front ends answer any path with 200 and a page
+            return None
 
 
 def _body(ids: list[int], tokens: int) -> dict[str, Any]:

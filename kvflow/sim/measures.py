@@ -12,7 +12,8 @@ from kvflow.sim.run import SimResult
 def measures_of(result: SimResult) -> dict[str, float]:
     """Put a simulation into numbers; names end in their unit. What was not measured is left out.
 
-    ``lost_s`` is the headline: seconds spent computing again, or loading back from the host, what had been cached.
+    ``lost_s`` is the headline: seconds spent on what had been cached, on computing it again, loading it back from the
+    host, or fetching it from storage to there.
     Times of requests and programs are in simulated seconds, ``wall_s`` and ``calls_per_min`` in real ones.
     """
     counters, times = result.counters, result.times
@@ -36,6 +37,8 @@ def measures_of(result: SimResult) -> dict[str, float]:
         "wall_s": result.wall_s,
         "calls_per_min": 60 * result.calls / max(result.wall_s, 1e-9),
     }
+    if result.settings.storage_tokens:
+        measures |= {"fetched_s": result.fetched_s, "fetched_tokens": result.fetched_tokens}
     measures |= spread("ttft", times.ttft_s, p50=0.5, p95=0.95, p99=0.99)
     measures |= spread("completion", [*result.completion_s.values()], p95=0.95)
     measures |= spread("queue", times.queue_s, p95=0.95)

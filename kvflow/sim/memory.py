@@ -57,7 +57,8 @@ class Memory:
         )
         self.on_left: Callable[[Node, Tier], None] = lambda node, tier: None
         self.private_tokens = 0
-        self.stored_tokens = 0
+        self.fetched_tokens = 0
+        self.fetched_s = 0.0
         self._env = env
         self._profile = profile
         self._coordinator = coordinator
@@ -128,9 +129,11 @@ class Memory:
         if not tokens:
             return
         now_s = self._env.now
-        self.storage_free_s = max(self.storage_free_s, now_s) + tokens * self._profile.storage_token_s
+        duration_s = tokens * self._profile.storage_token_s
+        self.storage_free_s = max(self.storage_free_s, now_s) + duration_s
         yield self._env.timeout(self.storage_free_s - now_s)
-        self.stored_tokens += tokens
+        self.fetched_tokens += tokens
+        self.fetched_s += duration_s
         for one in stored:
             if not one.alive or one.on_host or one.on_device:
                 continue

@@ -71,6 +71,8 @@ class SimResult:
         wall_s: real time it took.
         counters: tokens and loads.
         times: where the server's time went.
+        fetched_tokens: that came from storage to the host ...
+        fetched_s: ... and how long that took.
         completion_s: time of every program from start to end, by workflow id.
         regret: what the guard has measured, and its state at the end; None without one.
     """
@@ -82,14 +84,16 @@ class SimResult:
     wall_s: float
     counters: Counters
     times: ServerTimes
+    fetched_tokens: int
+    fetched_s: float
     completion_s: dict[str, float]
     regret: Regret | None
     share: float | None
 
     @property
     def lost_s(self) -> float:
-        """Seconds spent on what had been cached before: recomputed, or loaded back from the host."""
-        return self.times.recompute_s + self.counters.load_back_s
+        """Seconds spent on what had been cached: computed again, loaded from the host, or fetched from storage."""
+        return self.times.recompute_s + self.counters.load_back_s + self.fetched_s
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -158,6 +162,8 @@ def simulate(
         wall_s=time.perf_counter() - started_s,
         counters=accounting.counters,
         times=server.times,
+        fetched_tokens=memory.fetched_tokens,
+        fetched_s=memory.fetched_s,
         completion_s=clients.completion_s,
         regret=guard.regret if guard else None,
         share=guard.share if guard else None,

@@ -10,7 +10,7 @@ from kvflow.predict.distribution import Durations
 from kvflow.predict.durations import DurationModel
 from kvflow.predict.histogram import EDGES_S, bin_of
 from kvflow.predict.trials.scores import area_under_curve, interval_coverage, log_loss, median
-from kvflow.trace import Event, ToolEnd, ToolStart
+from kvflow.trace import Event, Join, LLMCall, ToolEnd, ToolStart, WorkflowEnd, WorkflowStart
 
 LONG_S = (2.0, 10.0)
 """A call is long if it takes longer than this."""
@@ -97,9 +97,13 @@ class _Record:
 
 
 class ToolTrial:
-    """Predicts every tool call of a trace when it starts, and learns from it when it ends."""
+    """Predicts every tool call of a trace when it starts, and learns from it when it ends.
+
+    Tools that waited for calls or threads are left out: their time is what they took after that.
+    """
 
     def __init__(self) -> None:
+        self._waited: dict[tuple[str, str], bool] = {}
         self._model = DurationModel()
         self._record = _Record()
         self._calls: list[ToolCall] = []
@@ -107,12 +111,16 @@ class ToolTrial:
 
     def take(self, event: Event) -> None:
         """Take the next event."""
+        if isinstance(event, WorkflowStart | WorkflowEnd):
+            return
+        waited = self._waited.get((event.workflow, event.thread), False)
+        self._waited[event.workflow, event.thread] = isinstance(event, LLMCall | Join)
         if isinstance(event, ToolStart):
             predicted = self._model.of(event.tool, event.verb, workflow=event.workflow)
             self._under_way[event.workflow, event.thread, event.tool_call] = event, predicted
         elif isinstance(event, ToolEnd):
             known = self._under_way.pop((event.workflow, event.thread, event.tool_call), None)
-            if known is not None and event.seconds is not None:
+            if known is not None and event.seconds is not None and not waited:
                 start, predicted = known
                 self._record.add(predicted, event.seconds)
                 self._model.observe(start.tool, start.verb, event.seconds, workflow=event.workflow)

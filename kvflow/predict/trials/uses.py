@@ -75,6 +75,7 @@ class _Thread:
         done: the agent that has ended its call, until a forecast is made.
         called_tools: the latest call asked for tools, so that its agent goes on with the step.
         step_since_s: when the step under way started; None if that is not known.
+        waited: its latest event was a call or a join.
     """
 
     now_s: float = 0.0
@@ -86,6 +87,7 @@ class _Thread:
     done: str | None = None
     called_tools: bool = False
     step_since_s: float | None = None
+    waited: bool = False
 
     def lose_time(self) -> None:
         """An unknown time passes."""
@@ -122,6 +124,7 @@ class UseTrial:
             self._end(event.workflow, ended=True)
             return
         thread = threads.setdefault(event.thread, _Thread())
+        waited, thread.waited = thread.waited, isinstance(event, LLMCall | Join)
         if not isinstance(event, ToolStart):
             self._forecast(event.workflow, thread)
         if isinstance(event, LLMCall):
@@ -130,7 +133,7 @@ class UseTrial:
             thread.tools[event.tool_call] = event, thread.now_s
             thread.called_tools = True
         elif isinstance(event, ToolEnd):
-            self._tool_end(event, thread)
+            self._tool_end(event, thread, waited=waited)
         elif isinstance(event, Spawn):
             threads[event.child] = _Thread(now_s=thread.now_s)
         elif isinstance(event, Join) and event.child in threads:
@@ -186,7 +189,8 @@ class UseTrial:
         thread.history.append(call.agent)
         thread.step_since_s = thread.now_s
 
-    def _tool_end(self, event: ToolEnd, thread: _Thread) -> None:
+    def _tool_end(self, event: ToolEnd, thread: _Thread, *, waited: bool) -> None:
+        """Let a tool's time pass; one that has waited for a call or a thread took its own time after that."""
         known = thread.tools.pop(event.tool_call, None)
         if known is None:
             return
@@ -194,8 +198,9 @@ class UseTrial:
             thread.lose_time()
             return
         start, started_s = known
-        thread.now_s = max(thread.now_s, started_s + event.seconds)
-        self._tools.observe(start.tool, start.verb, event.seconds, workflow=event.workflow)
+        end_s = (max(started_s, thread.now_s) if waited else started_s) + event.seconds
+        thread.now_s = max(thread.now_s, end_s)
+        self._tools.observe(start.tool, start.verb, end_s - started_s, workflow=event.workflow)
 
     def _forecast(self, workflow: str, thread: _Thread) -> None:
         """Forecast the next use of the agent whose call has ended, now that its tools are known."""

@@ -130,6 +130,8 @@ def test_the_users_flags_decide_what_is_not_given(tmp_path: Path) -> None:
         ((), None, {"launch": LAUNCH, "flags": "--tp 2"}, "give all flags in --launch"),
         ((), None, {"launch": f"{LAUNCH} --enable-kvflow"}, "--launch has --enable-kvflow.*leave it to the arms"),
         ((), None, {"flags": "--enable-kvflow"}, "--flags has --enable-kvflow"),
+        ((), None, {"flags": "--max-total-tokens 4096"}, "--flags has --max-total-tokens: give --device-tokens"),
+        ((), None, {"flags": "--hicache-ratio=4"}, "--flags has --hicache-ratio: give --host-tokens"),
         ((), None, {"launch": LAUNCH, "host_tokens": "1k"}, "--host-tokens needs --device-tokens"),
         ((), None, {"launch": f"{LAUNCH} --page-size x", "device_tokens": "50%"}, "--launch has --page-size x: give"),
         ((), None, {"launch": f"{LAUNCH} --page-size 0", "device_tokens": "50%"}, "--launch has --page-size 0: give"),

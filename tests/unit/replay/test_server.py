@@ -141,7 +141,8 @@ def test_only_an_arm_itself_switches_kvflow_on(
 
 def test_a_baseline_that_runs_kvflow_is_refused() -> None:
     running = Server()
-    running.pages["/kvflow/v1/status"] = httpx.Response(200, json={"degraded": {}})
+    running.pages["/kvflow/v1/status"] = httpx.Response(200, json={"replicas": [], "degraded": {}})
+    running.pages["/kvflow/v1/stats"] = httpx.Response(200, json={"total": {}})
     with pytest.raises(ServerUnavailableError, match="a: its server runs kvflow, which the arm does not have"):
         running.prepared(process=object())
     for flags, arm in (("--enable-kvflow",), Arm(name="a")), ((), Arm(name="a", env=(("KVFLOW_ENABLE", "1"),))):

@@ -180,3 +180,21 @@ def test_a_tool_takes_its_own_time_though_what_it_waited_for_was_over_before_it_
     settings = SimSettings(device_tokens=100_000, concurrency=1)
     (taken_s,) = simulate([program], load_profile("h200"), settings).completion_s.values()
     assert taken_s == pytest.approx(60.0)
+
+
+def test_a_thread_is_waited_for_that_another_one_spawns_later() -> None:
+    """As a replay does; the file shows the spawn before, and a closed loop may come to it after."""
+
+    def tool(thread: str, name: str, seconds: float) -> list[ToolStart | ToolEnd]:
+        where = {"workflow": "w", "thread": thread, "tool_call": name}
+        return [ToolStart(agent="a", tool=name, **where), ToolEnd(seconds=seconds, **where)]
+
+    threads = {
+        "main": [Spawn(workflow="w", child="a"), Join(workflow="w", child="b"), *tool("main", "last", 1.0)],
+        "a": [*tool("a", "slow", 50.0), Spawn(workflow="w", thread="a", child="b")],
+        "b": tool("b", "own", 5.0),
+    }
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads=threads, ended=True)
+    settings = SimSettings(device_tokens=100_000, concurrency=1)
+    (taken_s,) = simulate([program], load_profile("h200"), settings).completion_s.values()
+    assert taken_s == pytest.approx(56.0)

@@ -183,6 +183,17 @@ def test_an_interrupt_ends_the_simulations_that_run(
     assert not multiprocessing.active_children()
 
 
+def test_what_is_fetched_from_storage_is_time_lost(workload: Workload) -> None:
+    def measured(storage_tokens: int) -> dict[str, float]:
+        setup = Setup(device_tokens=12_000, host_tokens=12_000, storage_tokens=storage_tokens, concurrency=3)
+        return dict(compare(Plan(profile=load_profile("h200"), setups=[setup]), workload)[0].measures)
+
+    assert "fetched_s" not in measured(0)
+    found = measured(100_000)
+    assert found["fetched_s"] > 0
+    assert found["lost_s"] == pytest.approx(found["recomputed_s"] + found["reloaded_s"] + found["fetched_s"])
+
+
 def test_progress_in_one_process_counts_calls(workload: Workload) -> None:
     seen: list[tuple[int, int]] = []
     setups = [Setup(device_tokens=100_000)]

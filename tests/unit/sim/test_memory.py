@@ -165,7 +165,7 @@ def test_storage_keeps_what_the_host_lost_and_gives_it_back_to_the_host() -> Non
     world.env.run(until=world.env.process(world.memory.fetch(first)))
     assert world.env.now - began_s == pytest.approx(10 * PAGE * PROFILE.storage_token_s)
     assert first.on_host
-    assert world.memory.stored_tokens == 10 * PAGE
+    assert world.memory.fetched_tokens == 10 * PAGE
 
 
 def test_what_storage_has_lost_takes_no_time_to_fetch() -> None:
@@ -175,7 +175,7 @@ def test_what_storage_has_lost_takes_no_time_to_fetch() -> None:
     assert (lost.on_device, lost.on_host, lost.on_storage) == (False, False, False)
     began_s = world.env.now
     world.env.run(until=world.env.process(world.memory.fetch(lost)))
-    assert (world.env.now, world.memory.stored_tokens) == (began_s, 0)
+    assert (world.env.now, world.memory.fetched_tokens) == (began_s, 0)
 
 
 def test_fetches_from_storage_come_one_after_the_other() -> None:
@@ -191,7 +191,7 @@ def test_fetches_from_storage_come_one_after_the_other() -> None:
     world.env.run(until=world.env.all_of([world.env.process(fetched(node)) for node in nodes[:2]]))
     one_s = 10 * PAGE * PROFILE.storage_token_s
     assert times == [pytest.approx(one_s), pytest.approx(2 * one_s)]
-    assert world.memory.stored_tokens == 20 * PAGE
+    assert world.memory.fetched_tokens == 20 * PAGE
 
 
 def test_storage_loses_what_was_used_longest_ago() -> None:

@@ -108,7 +108,7 @@ def test_what_only_storage_has_comes_back_through_the_host() -> None:
     assert (node.on_device, node.on_host, node.on_storage) == (False, False, True)
     again = world.ask(Piece("a", 321), output_tokens=1)
     assert again.hits == {"device": 0, "host": 320}
-    assert world.memory.stored_tokens == 320
+    assert world.memory.fetched_tokens == 320
 
 
 def test_a_request_larger_than_memory_is_rejected_and_the_others_go_on() -> None:

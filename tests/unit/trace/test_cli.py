@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,18 @@ def test_record_keeps_what_a_program_did_until_it_was_interrupted(
     assert sum(isinstance(event, LLMCall) for event in open_trace(out, pytest.fail)[1]) == 1
 
 
+def test_record_keeps_what_a_program_did_until_it_was_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFLOW_HINTS", "off")
+    program, out = tmp_path / "program.py", tmp_path / "run.jsonl"
+    ends = "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)\n"
+    program.write_text("import os, signal, time\n" + PROGRAM.rpartition("sys.exit")[0] + ends)
+    result = run("record", "--out", out, "--", sys.executable, program)
+    assert result.exit_code == 128 + signal.SIGTERM, result.output
+    assert sum(isinstance(event, LLMCall) for event in open_trace(out, pytest.fail)[1]) == 1
+
+
 def test_record_runs_nothing_if_its_trace_could_not_be_written(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     result = run("record", "--out", tmp_path / "no folder" / "run.jsonl", "--", "touch", ran)
@@ -161,12 +174,17 @@ def test_record_tells_of_a_trace_that_cannot_be_written_after_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVFLOW_HINTS", "off")
-    program, folder = tmp_path / "program.py", tmp_path / "folder"
+    program, folder, kept = tmp_path / "program.py", tmp_path / "folder", tmp_path / "kept"
     folder.mkdir()
+    kept.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(kept))
     program.write_text(f"import os\nos.rmdir({str(folder)!r})\n" + PROGRAM)
     result = run("record", "--out", folder / "run.jsonl", "--", sys.executable, program, "0")
     assert result.exit_code == 1
     assert "cannot write" in " ".join(result.output.split())
+    [facts] = kept.glob("*/facts.jsonl")
+    assert "facts.jsonl" in result.output
+    assert run("convert", facts, tmp_path / "later.jsonl").exit_code == 0
 
 
 def test_record_says_why_there_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
