@@ -1,8 +1,9 @@
 """Evaluation of the models over the events of a trace: ask first, tell afterwards.
 
 Prequential (Dawid, "The prequential approach", JRSS A 147, 1984): every model predicts what comes next from what came
-before, in the order of the trace, and learns from it then. So the numbers are those of a server that starts knowing
-nothing. Tool durations are also predicted from the other workflows of the trace.
+before, in the order of the trace, and learns from it then, starting with nothing known. The models are a server's, but
+for who runs next and how many steps lie before: a server goes by graphs for that, declared or learned, and here
+transitions say it. Tool durations are also predicted from the other workflows of the trace.
 """
 
 from __future__ import annotations
