@@ -35,6 +35,7 @@ def given_up_first(
     order: Callable[[AnyNode], Any],
     droppable: Callable[[AnyNode], bool],
     locked: Callable[[AnyNode], bool],
+    copied: AnyNode | None = None,
 ) -> Iterator[AnyNode]:
     """Give the nodes whose room on the host costs nobody anything; who asks for the next has cleared the one before.
 
@@ -54,6 +55,8 @@ def given_up_first(
         order: what leaves are compared by, no two of them alike; the lowest leaves first.
         droppable: whether a node is on both tiers and nothing reads or writes its copy.
         locked: whether requests hold a node on the device.
+        copied: what the room is for, if that is a copy of what the device holds: it gets none of what would leave the
+            device sooner, or the two would take each other's for as long as both wait.
 
     Cost: that of ranking leaves and copies.
     """
@@ -63,6 +66,9 @@ def given_up_first(
             yield node
             node = node.parent
     ends = [node for node in _newest(copies) if _ends_copies(node, droppable)]
+    if copied is not None:
+        least = coordinator.priority_on_device(copied)
+        ends = [node for node in ends if locked(node) or coordinator.priority_on_device(node) > least]
     ends.sort(key=lambda node: (locked(node), coordinator.rank(node)), reverse=True)
     for end in ends:
         node = end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +48,16 @@ class Backups:
             return
         held_tokens = unlocked_tokens(node, locked)
         spared = look().may_lock(held_tokens, cache.coordinator.costs.load_steps(held_tokens))
-        if spared and cache._execute_and_commit_kv_backup(cache.tree_core.build_backup_kv_action(node.id)):
+        if spared and self._copied(node):
             cache.accounting.counters.backups += 1
         else:
             self.planner.refused(node)
+
+    def _copied(self, node: Any) -> bool:
+        """Begin a copy; tells whether there was room. What is ordered takes that of any other's copy."""
+        core = self._cache.tree_core
+        with contextlib.nullcontext() if self.planner.ordered(node) else core.making_way_for(node):
+            return bool(self._cache._execute_and_commit_kv_backup(core.build_backup_kv_action(node.id)))
 
 
 def locked(node: Any) -> bool:

@@ -58,6 +58,7 @@ def give_up_first(core: KvflowTreeCore, tokens: int, freed: Freed) -> None:
         order=lambda leaf: (core.eviction_strategy.get_priority(leaf), leaf),
         droppable=lambda node: node is not core.kept and core._can_reclaim_full_host_duplicate(node),
         locked=locked,
+        copied=core.copied,
     ):
         clear = core._evict_host_leaf if node.evicted else core._release_full_host_duplicate
         if not node.evicted:

@@ -54,6 +54,7 @@ class KvflowTreeCore(UnifiedTreeCore):
         self._sparing = Guard("windows and states")
         self.exclusive = False
         self.kept: Any = None
+        self.copied: Any = None
         self._short_tokens: float = inf
         self.on_left: Callable[[Any, Tier], None] = lambda node, tier: None
         self.known: tuple[Any, int] | None = None
@@ -240,6 +241,15 @@ class KvflowTreeCore(UnifiedTreeCore):
             yield
         finally:
             self.kept = None
+
+    @contextlib.contextmanager
+    def making_way_for(self, node: Any) -> Iterator[None]:
+        """Drop copies only of what stays on the device for longer than a node, which is copied because it does not."""
+        self.copied = node
+        try:
+            yield
+        finally:
+            self.copied = None
 
     @property
     def drops_copies(self) -> bool:

@@ -33,12 +33,19 @@ class Table:
         self.coordinator.apply(WorkflowUpdate(workflow_id=workflow, workflow_type="t", claims=claims))
 
     def given_up(
-        self, copies: Sequence[Node], leaves: Sequence[Node] = (), *, in_use: Node | None = None
+        self,
+        copies: Sequence[Node],
+        leaves: Sequence[Node] = (),
+        *,
+        in_use: Node | None = None,
+        copied: Node | None = None,
     ) -> list[Node]:
         """Clear everything that is given up, in its order."""
-        return list(self._clear(copies, leaves, in_use))
+        return list(self._clear(copies, leaves, in_use, copied))
 
-    def _clear(self, copies: Sequence[Node], leaves: Sequence[Node], in_use: Node | None) -> Iterator[Node]:
+    def _clear(
+        self, copies: Sequence[Node], leaves: Sequence[Node], in_use: Node | None, copied: Node | None
+    ) -> Iterator[Node]:
         for node in given_up_first(
             self.coordinator,
             leaves,
@@ -46,6 +53,7 @@ class Table:
             order=self.coordinator.priority,
             droppable=lambda node: node.backuped and not node.evicted and node is not in_use,
             locked=lambda node: node.locked,
+            copied=copied,
         ):
             yield node
             node.backuped = False
@@ -55,6 +63,18 @@ def test_copies_go_by_how_long_the_device_keeps_their_contexts() -> None:
     table = Table()
     soon, late, ended = table.tails.values()
     assert table.given_up([ended, late, soon, table.fixed]) == [soon, late, ended, table.fixed]
+
+
+def test_two_that_wait_for_long_do_not_take_each_others_copies() -> None:
+    table = Table()
+    soon, late, _ = table.tails.values()
+    table.expect("later", 90.0)
+    later = table.tails["later"] = Node(100, table.fixed, backuped=False)
+    claim = PromptClaim(workflow_id="later", workflow_type="t", agent="a")
+    table.coordinator.tag(claim, [(later, 200), (table.fixed, 100)], 100)
+    assert table.given_up([late, soon], copied=later) == [soon, late], "both stay on the device for longer"
+    late.backuped, soon.backuped, later.backuped = False, True, True
+    assert table.given_up([later, soon], copied=late) == [soon]
 
 
 def test_contexts_that_requests_compute_with_come_first_and_whole() -> None:
