@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvflow.cli.reading import tell_bad_rows
 from kvflow.errors import TraceError
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def evaluation(
             results.append((path, header.source, evaluate(events)))
         except TraceError as error:
             raise typer.BadParameter(str(error)) from None
-    for row in bad_rows:
-        typer.echo(f"left out: {row}", err=True)
+    tell_bad_rows(bad_rows)
     if as_json:
         report = [{"trace": str(path), "source": source, **scores.to_dict()} for path, source, scores in results]
         typer.echo(json.dumps(report, indent=2))

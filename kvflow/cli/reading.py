@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvflow.sim.workload import Workload
     from kvflow.trace import BadEvent, BadRow
 
-SHOWN_BAD_ROWS = 5
+_SHOWN_BAD_ROWS = 10
 
 
 @contextmanager
@@ -78,11 +78,16 @@ def read(paths: list[Path], console: Console) -> Workload:
             highlight=False,
             soft_wrap=True,
         )
-    for each in bad[:SHOWN_BAD_ROWS]:
-        typer.echo(f"left out: {each}", err=True)
-    if len(bad) > SHOWN_BAD_ROWS:
-        typer.echo(f"... and {len(bad) - SHOWN_BAD_ROWS} more rows that could not be used", err=True)
+    tell_bad_rows(bad)
     return workload
+
+
+def tell_bad_rows(bad: Sequence[BadRow | BadEvent]) -> None:
+    """Say what of a trace could not be used, and why; of many, the first."""
+    for each in bad[:_SHOWN_BAD_ROWS]:
+        typer.echo(f"left out: {each}", err=True)
+    if len(bad) > _SHOWN_BAD_ROWS:
+        typer.echo(f"... and {len(bad) - _SHOWN_BAD_ROWS} more rows that could not be used", err=True)
 
 
 def write(path: Path, write_to: Callable[[], object], console: Console) -> None:

@@ -19,14 +19,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvflow.cli.ending import ended_by_signals
-from kvflow.cli.reading import check_folders
+from kvflow.cli.reading import check_folders, tell_bad_rows
 from kvflow.errors import TraceError
 
 if TYPE_CHECKING:
     from kvflow.trace import BadRow, Event, TraceHeader
     from kvflow.trace.stats import Spread, TraceStats
 
-SHOWN_BAD_ROWS = 10
 TOP_TOOLS = 10
 
 app = typer.Typer(help="Convert, count, make up and record traces of multi-agent programs.", no_args_is_help=True)
@@ -50,7 +49,7 @@ def convert(
         counts = _write(out, header, events)
     except TraceError as error:
         raise typer.BadParameter(str(error)) from None
-    _show_bad_rows(bad)
+    tell_bad_rows(bad)
     if not counts["llm_call"]:
         raise _failure(f"nothing in {source} could be used")
     typer.echo(f"{out}: {_summary(counts)}; {len(bad)} rows could not be used")
@@ -72,7 +71,7 @@ def stats(
             found[str(path)] = trace_stats(open_trace(path, bad.append)[1])
         except TraceError as error:
             raise typer.BadParameter(str(error)) from None
-        _show_bad_rows(bad)
+        tell_bad_rows(bad)
     if as_json:
         typer.echo(json.dumps([{"path": path, **dataclasses.asdict(each)} for path, each in found.items()]))
         return
@@ -150,7 +149,7 @@ def record(
     except TraceError as error:
         raise _failure(f"{error}; what was recorded is in {facts}, for kvflow trace convert", code or 1) from None
     shutil.rmtree(folder)
-    _show_bad_rows(bad)
+    tell_bad_rows(bad)
     if not counts["llm_call"]:
         raise _failure("the program made no LLM call that kvflow's client saw; see kvflow.instrument", code or 1)
     typer.echo(f"{out}: {_summary(counts)}", err=True)
@@ -201,13 +200,6 @@ def _summary(counts: Counter[str]) -> str:
         f"{counts['workflow_start']} workflows, {counts['llm_call']} LLM calls, {counts['tool_start']} tool calls, "
         f"{counts['spawn']} spawned threads"
     )
-
-
-def _show_bad_rows(bad: list[BadRow]) -> None:
-    for each in bad[:SHOWN_BAD_ROWS]:
-        typer.echo(str(each), err=True)
-    if len(bad) > SHOWN_BAD_ROWS:
-        typer.echo(f"... and {len(bad) - SHOWN_BAD_ROWS} more rows that could not be used", err=True)
 
 
 def _failure(problem: str, code: int = 1) -> typer.Exit:

@@ -6,12 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kvflow.trace.importers.base import CHARS_PER_TOKEN, digest, estimated_tokens
-
-SLICE_TOKENS = 80
-"""Prompts without messages are cut into slices of this length, so that those that begin alike show it ..."""
-SLICE_CHARS = round(SLICE_TOKENS * CHARS_PER_TOKEN)
-"""... and their texts into slices of this one."""
+from kvflow.trace.importers.base import SLICE_CHARS, SLICE_TOKENS, digest, estimated_tokens
 
 
 class MessagePart(NamedTuple):

@@ -204,4 +204,3 @@ class Supersede(_ThreadEvent):
 
 Event = WorkflowStart | WorkflowEnd | LLMCall | ToolStart | ToolEnd | Spawn | Join | Supersede
 ThreadEvent = LLMCall | ToolStart | ToolEnd | Spawn | Join | Supersede
-EVENT_TYPES: tuple[type[Event], ...] = Event.__args__

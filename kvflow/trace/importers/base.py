@@ -15,6 +15,10 @@ from kvflow.trace.schema import Event, TraceHeader
 
 CHARS_PER_TOKEN = 3.5
 """Used where a source has texts but no token counts. Four, the usual rule, is too high for agent traffic."""
+SLICE_TOKENS = 80
+"""Prompts without messages are cut into slices of this length, so that those that begin alike show it ..."""
+SLICE_CHARS = round(SLICE_TOKENS * CHARS_PER_TOKEN)
+"""... and their texts into slices of this one."""
 
 Json = Mapping[str, Any]
 

@@ -23,12 +23,19 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from kvflow.trace.importers.base import CHARS_PER_TOKEN, Clock, Importer, Json, Row, Text, digest, estimated_tokens
+from kvflow.trace.importers.base import (
+    CHARS_PER_TOKEN,
+    SLICE_CHARS,
+    Clock,
+    Importer,
+    Json,
+    Row,
+    Text,
+    digest,
+    estimated_tokens,
+)
 from kvflow.trace.importers.sessionrow import framework
 from kvflow.trace.schema import Event, LLMCall, Piece, Prompt, WorkflowEnd, WorkflowStart
-
-SLICE_TOKENS = 80
-SLICE_CHARS = round(SLICE_TOKENS * CHARS_PER_TOKEN)
 
 _OPENINGS = (
     (

@@ -123,10 +123,10 @@ def test_bad_rows_are_counted_and_shown(trace: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     write_trace(bad, *synthetic_trace("chain", SynthOptions(workflows=3, turns=1)))
     lines = len(bad.read_text().splitlines())
-    bad.write_text(bad.read_text() + "{nonsense\n" * 7)
+    bad.write_text(bad.read_text() + "{nonsense\n" * 12)
     done = call(trace, bad, *QUICK, "--policy", "lru", "--seeds", 1)
     assert done.exit_code == 0, done.output
-    assert "7 rows could not be used" in done.output
+    assert "12 rows could not be used" in done.output
     assert f"left out: {bad}:{lines + 1}: " in done.stderr
     assert "... and 2 more rows" in done.stderr
 
