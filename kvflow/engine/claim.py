@@ -137,7 +137,7 @@ class Claim:
         """Whether a next use is expected."""
         if self.retired or self.waited_for:
             return not self.retired
-        known = self.steps is not None or self.due_s is not None or self.pause_s is not None
+        known = any(each is not None for each in (self.steps, self.due_s, self.pause_s, self.since_s))
         return known and self.probability > 0
 
     def next_s(self, clock: Clock) -> float:

@@ -137,6 +137,17 @@ def test_requests_that_run_are_not_waited_for_once_one_of_them_has_been_answered
     assert held.waited_for, "one that has come since the last answer"
 
 
+def test_what_requests_use_is_expected_to_be_used_again_though_nobody_knows_when(coordinator: Coordinator) -> None:
+    """Of several, the pause after the last is told when only that is left; until then the others' contexts stay."""
+    prediction = ClaimPrediction(agent="a", steps=None, since_s=1.0, pause_s=None, probability=0.5, requests=2)
+    coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=(prediction,)))
+    for _ in range(2):
+        coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
+    held = held_by(coordinator)
+    assert not held.waited_for
+    assert held.outlook(coordinator.claims.clock) == (0.5, pytest.approx(coordinator.claims.clock.queue_s, abs=0.1))
+
+
 def test_one_of_several_that_has_no_memory_yet_is_waited_for(coordinator: Coordinator) -> None:
     asking(coordinator, pause_s=None, requests=3)
     for _ in range(2):
