@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvflow.cli.ending import ended_by_signals
+from kvflow.cli.ending import run_program
 from kvflow.cli.reading import check_folders, tell_bad_rows
 from kvflow.errors import TraceError
 
@@ -137,8 +136,7 @@ def record(
     facts.touch()
     environment = {**os.environ, "KVFLOW_RECORD": str(facts)} | ({"KVFLOW_URL": url} if url else {})
     try:
-        with ended_by_signals():
-            code = _run(context.args, environment)
+        code = run_program(context.args, environment)
     except OSError as error:
         shutil.rmtree(folder)
         raise typer.BadParameter(f"cannot run {context.args[0]}: {error.strerror}") from None
@@ -154,22 +152,6 @@ def record(
         raise _failure("the program made no LLM call that kvflow's client saw; see kvflow.instrument", code or 1)
     typer.echo(f"{out}: {_summary(counts)}", err=True)
     raise typer.Exit(code)
-
-
-def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run a program until it ends. Interrupts of the terminal reach it, too, and what it does about them is its own.
-
-    If we are asked to end, so is the program.
-    """
-    with subprocess.Popen(command, env=environment) as program:
-        while program.returncode is None:
-            try:
-                program.wait()
-            except KeyboardInterrupt:
-                pass
-            except SystemExit:
-                program.terminate()
-    return program.returncode if program.returncode >= 0 else 128 - program.returncode  # as shells tell of signals
 
 
 def _write(out: Path, header: TraceHeader, events: Iterable[Event]) -> Counter[str]:

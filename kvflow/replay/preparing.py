@@ -86,7 +86,7 @@ def reused_tokens(stats: Mapping[str, Any]) -> int:
     Args:
         stats: ``total`` of what it counts.
     """
-    counted: Mapping[str, int] = stats.get("reuse") or Counter()
+    counted = Counter[str](stats.get("reuse"))
     return counted["grafted_tokens"] + counted["continued_tokens"] - counted["repaired_tokens"]
 
 

@@ -28,7 +28,7 @@ def following(texts: Texts, pieces: Sequence[Piece], at: int) -> Texts:
 
 
 def reuse_action(texts: Texts, fixed_tokens: int) -> dict[str, Any]:
-    """Build ``kvflow.segments`` for all of a prompt's texts but its fixed prompt, as ``workflow(reuse=True)`` does.
+    """Build ``kvflow.segments`` for all of a prompt's texts but its fixed one, as ``workflow(reuse=True)`` has them.
 
     Args:
         texts: of the prompt; of more than the wire allows, the latest.
