@@ -8,7 +8,9 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 READY := $(VENV)/.ready
 OLD_SGLANG := $(VENV)/sglang-0.5.22
 FRAMEWORKS := $(VENV)/frameworks
-ENGINE_TESTS = KVFLOW_TEST_OLD_SGLANG=$(abspath $(OLD_SGLANG)) KVFLOW_TEST_FRAMEWORKS=$(abspath $(FRAMEWORKS)) $(BIN)/python -m pytest -v tests/engine tests/e2e
+# Properties are tried on the same examples every time; `.venv/bin/python -m pytest tests/property` tries others.
+PYTEST = $(BIN)/python -m pytest --hypothesis-profile=ci
+ENGINE_TESTS = KVFLOW_TEST_OLD_SGLANG=$(abspath $(OLD_SGLANG)) KVFLOW_TEST_FRAMEWORKS=$(abspath $(FRAMEWORKS)) $(PYTEST) -v tests/engine tests/e2e
 
 .PHONY: demo test unit lint types setup clean help
 
@@ -45,10 +47,10 @@ types: $(READY)  ## pyright; needs node, so it is not part of `make test`
 	@$(BIN)/pyright
 
 unit: $(READY)  ## everything that needs no SGLang
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/unit tests/property tests/client tests/test_house.py
+	@$(PYTEST) -q -n 2 --dist loadfile tests/unit tests/property tests/client tests/test_house.py
 
 test: $(READY) $(OLD_SGLANG)/.ready $(FRAMEWORKS)/.ready lint unit  ## every test
-	@PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -q \
+	@PYTHONPATH=$(FRAMEWORKS) $(PYTEST) -q \
 		tests/client/test_langgraph.py tests/client/test_openai_agents.py \
 		tests/client/test_openai.py tests/client/test_httpx.py tests/client/test_segments.py
 	@$(ENGINE_TESTS) -n 2 --dist loadfile -m beside

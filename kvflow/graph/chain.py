@@ -20,6 +20,7 @@ _NODES_PER_MOVE = 32
 """Looked at, for each join that waits, in about the time of a move, as are so many edges."""
 NEGLIGIBLE = 1e-9
 _STEADY = 1e-6
+"""Of what is left: masses this close to a common factor fade evenly, and probabilities are as exact as that."""
 
 _State = tuple[int, tuple[tuple[int, int], ...]]
 """Mask of the active nodes; what has arrived at the joins that still wait, sorted."""

@@ -114,16 +114,17 @@ def _estimated(flow: Flow, first: Outcomes, horizon: int) -> list[NextUse]:
     if _COMES_BACK not in flow.memo:
         flow.memo[_COMES_BACK] = [flow.reachable(mask) >> v & 1 for v, mask in enumerate(flow.followers)]
     comes_back = flow.memo[_COMES_BACK]
-    missed = [1.0] * len(flow.names)
+    used = [0.0] * len(flow.names)
     weighted = [0.0] * len(flow.names)
     for step, masses in zip(range(1, horizon + 1), running(flow, first), strict=False):
         for node, mass in masses.items():
-            runs = mass * missed[node] if comes_back[node] else min(mass, missed[node])
+            missed = 1.0 - used[node]
+            runs = mass * missed if comes_back[node] else min(mass, missed)
             weighted[node] += step * runs
-            missed[node] -= runs
+            used[node] = min(1.0, used[node] + runs)
     return [
-        NEVER if 1 - miss < NEGLIGIBLE else NextUse(probability=1 - miss, steps=total / (1 - miss))
-        for miss, total in zip(missed, weighted, strict=True)
+        NEVER if probability < NEGLIGIBLE else NextUse(probability=probability, steps=total / probability)
+        for probability, total in zip(used, weighted, strict=True)
     ]
 
 
