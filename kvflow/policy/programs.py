@@ -78,14 +78,20 @@ class Room:
         return self._own_tokens + min(self._shared_tokens, self._most_shared) > self._room_tokens
 
     def has_for(self, program: ProgramView, *, overdue: bool) -> bool:
-        """Whether there is room for one more and for all to grow; beyond the room for an overdue, small one."""
+        """Whether there is room for one more and for all to grow.
+
+        Beyond the room for an overdue one that is small, or so large that waiting for room is in vain.
+        """
         new_tokens = self._unused_tokens(program, self._counted(program))
         brought_tokens = program.live_tokens + new_tokens
         counted_tokens = min(self._shared_tokens, self._most_shared)
         if overdue and brought_tokens <= _LANE * self._room_tokens:
             return self._own_tokens + counted_tokens + brought_tokens <= (1 + _LANE) * self._room_tokens
+        room_tokens = (1 - self._growth) * self._room_tokens
+        if overdue and brought_tokens > room_tokens:
+            return not self.overfull
         known_tokens = self._shared_tokens if new_tokens else counted_tokens
-        return self._own_tokens + known_tokens + brought_tokens <= (1 - self._growth) * self._room_tokens
+        return self._own_tokens + known_tokens + brought_tokens <= room_tokens
 
     def take(self, program: ProgramView) -> None:
         """A program is let in."""

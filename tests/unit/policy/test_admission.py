@@ -306,3 +306,18 @@ def test_others_pass_one_that_does_not_fit_until_it_is_overdue() -> None:
 
     assert line(held_s=20.0) == [True, False, True]
     assert line(held_s=200.0) == [True, False, False]
+
+
+def test_one_that_is_overdue_and_fits_nowhere_does_not_have_all_wait_until_the_room_is_empty() -> None:
+    running = program(50_000, admitted=True, busy=True, served_s=10.0)
+    huge = [program(150_000, waiting=True, held_s=200.0, served_s=10.0) for _ in range(2)]
+    small = program(20_000, waiting=True, served_s=10.0)
+    assert admitted(running, *huge, small) == [True, True, False, False]
+    running.busy, running.waiting = False, True
+    assert admitted(running, *huge, small) == [False, True, False, False]
+
+
+def test_one_that_fits_nowhere_leaves_its_place_to_others_once_it_has_had_its_turn() -> None:
+    huge = program(150_000, admitted=True, waiting=True, held_s=20.0, served_s=30.0)
+    small = [program(30_000, waiting=True, held_s=20.0) for _ in range(2)]
+    assert admitted(huge, *small) == [False, True, True]
