@@ -60,13 +60,13 @@ class ProgramAdmission:
     for its size), so that short ones are not kept up by long ones and nobody starves. If its context does not fit now,
     others may go before it until it is overdue: until it has waited two and a half times as long as it has run, a
     typical program's time added to both. Then nobody else is let in before it, and it is itself, beyond the room, if it
-    is small, or too large for an empty one: nobody need wait until all others have left. Of several tenants, the one whose programs hold least goes first. When contexts outgrow the room the
-    largest one that no request computes with gives up its place, the youngest's of equal ones, and an overdue one last:
-    so few have to. Where loading is next to nothing, the room is what the host keeps, and a context that has left it is
-    computed again: there more of it stays free, and who has run for the shortest time gives up its place. One that has
-    run for ten times as long as a typical program gives its place to one that has waited for as long, and two and a
-    half times as long for its size; what it computes is ended first. So nobody waits for programs that never end. The
-    device never idles while somebody waits.
+    is small, or too large for an empty one: nobody need wait until all others have left. Of several tenants, the one
+    whose programs hold least goes first. When contexts outgrow the room the largest one that no request computes with
+    gives up its place, the youngest's of equal ones, and an overdue one last: so few have to. Where loading is next to
+    nothing, the room is what the host keeps, and a context that has left it is computed again: there more of it stays
+    free, and who has run for the shortest time gives up its place. One that has run for ten times as long as a typical
+    program gives its place to one that has waited for as long, and two and a half times as long for its size; what it
+    computes is ended first. So nobody waits for programs that never end. The device never idles while somebody waits.
 
     *What fits.* Contexts add up, fixed prompts count once. So programs of the types that run already, which bring no
     fixed prompts of their own, find room before others do, and what one of them has computed the next one finds. Where

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from kvflow.graph import END
 from kvflow.predict.survival import Survival
-from kvflow.predict.transitions import Transitions
 from kvflow.predict.trials.scores import ReliabilityBin, brier, log_loss, reliability, surprise
+from kvflow.predict.trials.transitions import Transitions
 from kvflow.trace import MAIN_THREAD, Event, Join, LLMCall, WorkflowEnd, WorkflowStart
 
 ORDERS = (0, 1, 2)

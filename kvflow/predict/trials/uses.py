@@ -8,12 +8,12 @@ from kvflow.graph import END
 from kvflow.predict.durations import DurationModel
 from kvflow.predict.endings import Endings
 from kvflow.predict.histogram import bin_of
-from kvflow.predict.look_ahead import first_uses
 from kvflow.predict.next_use import NextUseForecast, StepsAhead, Wait, next_use
 from kvflow.predict.pace import Pace
 from kvflow.predict.survival import Survival
-from kvflow.predict.transitions import Transitions
+from kvflow.predict.trials.look_ahead import first_uses
 from kvflow.predict.trials.scores import ReliabilityBin, area_under_curve, brier, reliability
+from kvflow.predict.trials.transitions import Transitions
 from kvflow.trace import Event, Join, LLMCall, Spawn, ToolEnd, ToolStart, WorkflowEnd, WorkflowStart
 
 SOON_S = (2.0, 10.0, 60.0)

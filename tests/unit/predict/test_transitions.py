@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from kvflow.graph import END
-from kvflow.predict import Transitions, first_uses
-from kvflow.predict.transitions import MAX_FOLLOWERS
+from kvflow.predict.trials.look_ahead import first_uses
+from kvflow.predict.trials.transitions import MAX_FOLLOWERS, Transitions
 
 
 def play(transitions: Transitions, agents: Sequence[str], workflow_type: str = "t") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvflow.graph import END, NextUse
 
 if TYPE_CHECKING:
-    from kvflow.predict.transitions import Transitions
+    from kvflow.predict.trials.transitions import Transitions
 
 HORIZON = 8
 PATHS = 8
