@@ -51,7 +51,7 @@ unit: $(READY)  ## everything that needs no SGLang
 
 test: $(READY) $(OLD_SGLANG)/.ready $(FRAMEWORKS)/.ready lint unit  ## every test
 	@PYTHONPATH=$(FRAMEWORKS) $(PYTEST) -q \
-		tests/client/test_langgraph.py tests/client/test_openai_agents.py \
+		tests/client/test_langgraph.py tests/client/test_langgraph_graphs.py tests/client/test_openai_agents.py \
 		tests/client/test_openai.py tests/client/test_httpx.py tests/client/test_segments.py
 	@$(ENGINE_TESTS) -n 2 --dist loadfile -m beside
 	@$(ENGINE_TESTS) -m "not beside"

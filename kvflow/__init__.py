@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvflow.client import (
         StepContext,
+        Workflow,
         agent,
         carry,
         configure,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         segment,
         step,
         tool,
+        tool_call,
         uninstrument,
         workflow,
     )
@@ -45,6 +47,7 @@ __all__ = [
     "START",
     "AgentStepGraph",
     "StepContext",
+    "Workflow",
     "__version__",
     "agent",
     "carry",
@@ -58,6 +61,7 @@ __all__ = [
     "segment",
     "step",
     "tool",
+    "tool_call",
     "uninstrument",
     "workflow",
 ]

@@ -4,7 +4,7 @@ Facts go to servers that speak kvflow, as ``kv_hints`` of the program's own requ
 background thread. Knows the wire (``kvflow.hints``) and nothing of policies or SGLang. Nothing here raises into the
 program, or holds it up for longer than the first question to a server takes: a failure to hint means no hint.
 
-    decorators   workflow, step, agent, tool      scopes, tool_call   what happens when one begins and ends
+    decorators   workflow, step, agent, tool      scopes, tools       what happens when one begins and ends
     context      who is running, in this task     wrapping            running a function inside a scope
     carriers     openai_sdk, httpx_client         hinting             the envelope for one request
     segments     texts that several prompts quote    feedback  what came of a workflow
@@ -15,15 +15,17 @@ program, or holds it up for longer than the first question to a server takes: a 
 
 from kvflow.client.carriers import instrument, uninstrument
 from kvflow.client.context import StepContext, carry, current
-from kvflow.client.decorators import agent, step, tool, workflow
+from kvflow.client.decorators import agent, step, tool, tool_call, workflow
 from kvflow.client.feedback import feedback
 from kvflow.client.hinting import extra_body
 from kvflow.client.httpx_client import httpx_hook
 from kvflow.client.outbox import configure, flush
+from kvflow.client.scopes import Workflow
 from kvflow.client.segments import segment
 
 __all__ = [
     "StepContext",
+    "Workflow",
     "agent",
     "carry",
     "configure",
@@ -36,6 +38,7 @@ __all__ = [
     "segment",
     "step",
     "tool",
+    "tool_call",
     "uninstrument",
     "workflow",
 ]

@@ -5,9 +5,10 @@ A decorator changes nothing about the call it decorates; see :mod:`kvflow.client
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -16,7 +17,7 @@ from uuid import UUID
 from kvflow.client.degraded import degraded
 from kvflow.client.scopes import Step, StepOptions, Workflow, WorkflowOptions, known_as
 from kvflow.client.server import GraphDeclaration
-from kvflow.client.tool_call import ToolCall
+from kvflow.client.tools import ToolCall
 from kvflow.client.wrapping import wrap
 from kvflow.hints import StepFact, ToolFact, checked
 from kvflow.hints.fields import MAX_IDENTIFIER, MAX_NAME
@@ -34,7 +35,7 @@ def workflow(
     id: str | int | UUID | None = None,
     graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str] | None = None,
     tenant: str | int | UUID | None = None,
-    reuse: bool = False,
+    reuse: bool | None = None,
     end: bool = True,
 ) -> Workflow:
     """Run a block, or every call of a function, as one workflow.
@@ -52,7 +53,8 @@ def workflow(
             declared to a server once, before the first hint.
         tenant: who the run is for; of more than 128 characters a digest.
         reuse: let the server serve whole messages that stood in other prompts of this kind with the KV they had there,
-            which is fast and not exact, if its ``reuse.mode`` is on. See also :func:`kvflow.segment`.
+            which is fast and not exact, if its ``reuse.mode`` is on. See also :func:`kvflow.segment`. By default what
+            the workflow says in which this one runs, and else no.
         end: False if the run goes on after this block, under the same ``id``: in the next request of a conversation, in
             another process. A later block that ends it, or the server's ``intake.workflow_idle_s``, does. Without an
             ``id`` nothing could go on with it, and it ends nevertheless.
@@ -165,8 +167,10 @@ def tool(name: Any = None, /, *, expected_s: float | None = None, verb: Verb = N
 
     Raises:
         ValueError: an option is out of range.
-        TypeError: what is decorated is a class, or cannot be called.
+        TypeError: what is decorated is a class, or cannot be called; or ``verb`` is an async function.
     """
+    if inspect.iscoroutinefunction(verb):
+        raise TypeError("verb must be a plain function: it is asked when the call begins, and not awaited")
 
     def decorate(fn: F, name: str | None = None) -> F:
         tool_name = _name_of(fn) if name is None else name
@@ -184,6 +188,24 @@ def tool(name: Any = None, /, *, expected_s: float | None = None, verb: Verb = N
         return wrap(fn, lambda *args, **kwargs: ToolCall(tool_name, expected_s, partial(_word, verb, args, kwargs)))
 
     return (lambda fn: decorate(fn, name)) if name is None or isinstance(name, str) else decorate(name)
+
+
+def tool_call(name: str, *, expected_s: float | None = None, verb: str | None = None) -> ToolCall:
+    """Report a block as a tool call of the agent that runs; see :func:`tool`, which does so for functions::
+
+        with kvflow.tool_call(call.name):
+            answer = registry[call.name](**call.arguments)
+
+    Args:
+        name: the tool.
+        expected_s: how long the call usually takes, if you know.
+        verb: what the tool is told to do.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    checked("tool", ToolFact, workflow_id="-", agent="-", tool=name, event="start", expected_s=expected_s, verb=verb)
+    return ToolCall(name, expected_s, lambda: verb)
 
 
 def _word(verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -243,9 +265,21 @@ def _document(graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str], w
 
 
 def _fields(graph: AgentStepGraph | str | PathLike[str]) -> dict[str, Any]:
+    from kvflow.graph import to_dict
+
+    if not isinstance(graph, str | PathLike):
+        return to_dict(graph)
+    path = Path(graph).absolute()
+    seen = path.stat()
+    return _read(path, seen.st_mtime_ns, seen.st_size)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, changed_ns: int, size: int) -> dict[str, Any]:
+    """Read a graph's file, once for as long as it stays as it is: a program may begin a workflow for every request."""
     from kvflow.graph import load, to_dict
 
-    return to_dict(load(Path(graph)) if isinstance(graph, str | PathLike) else graph)
+    return to_dict(load(path))
 
 
 def _type_of(document: str | None) -> str:

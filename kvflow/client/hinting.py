@@ -13,7 +13,7 @@ from kvflow.client.scopes import Step
 from kvflow.client.segments import reuse_action, wants_reuse
 from kvflow.client.server import Server
 from kvflow.hints import envelope
-from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES, SEGMENTS_TYPE
+from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES, SEGMENTS_TYPE, STEP_TYPE
 
 KEY = "kv_hints"
 MAX_RIDERS = 32
@@ -114,4 +114,4 @@ def extra_body(extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 def _is_of_step(action: Any, step: Step) -> bool:
     payload = action.get("payload") or {}
-    return action.get("action_type") == "kvflow.step" and payload.get("step_id") == step.context.step_id
+    return action.get("action_type") == STEP_TYPE and payload.get("step_id") == step.context.step_id

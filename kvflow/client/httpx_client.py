@@ -31,12 +31,32 @@ class _Done:
         return iter(())
 
 
-class HttpxHook:
+class _RequestHook:
+    """A hook that hints requests.
+
+    Args:
+        installed: whether :func:`instrument_httpx` has put it in, and beside it what hears of answers.
+    """
+
+    def __init__(self, *, installed: bool = False) -> None:
+        self.installed = installed
+
+    def _record(self, request: Any) -> None:
+        if not recorder.recording() or request.method != "POST" or not request.url.path.endswith(PATHS):
+            return
+        try:
+            content = request.content
+        except RuntimeError:  # a streamed body
+            return
+        recorder.asked(content, resends=self.installed)
+
+
+class HttpxHook(_RequestHook):
     """A request hook for ``httpx.Client``. In an ``AsyncClient`` it works too, and holds up the event loop."""
 
     def __call__(self, request: Any) -> _Done:
         """Hint a request that is about to be sent."""
-        _record(request)
+        self._record(request)
         try:
             asked = _asked(request)
             if asked and may_hint(*asked):
@@ -46,12 +66,12 @@ class HttpxHook:
         return _Done()
 
 
-class AsyncHttpxHook:
+class AsyncHttpxHook(_RequestHook):
     """A request hook for ``httpx.AsyncClient``."""
 
     async def __call__(self, request: Any) -> None:
         """Hint a request that is about to be sent."""
-        _record(request)
+        self._record(request)
         try:
             asked = _asked(request)
             if asked and await may_hint_async(*asked):
@@ -104,8 +124,8 @@ def is_httpx(client: object) -> bool:
 def instrument_httpx(client: Any) -> None:
     """Hint the requests of one client."""
     hooks = client.event_hooks
-    if not any(isinstance(hook, HttpxHook | AsyncHttpxHook) for hook in hooks["request"]):
-        hook = httpx_hook(is_async=hasattr(client, "aclose"))
+    if not any(isinstance(hook, _RequestHook) for hook in hooks["request"]):
+        hook = (AsyncHttpxHook if hasattr(client, "aclose") else HttpxHook)(installed=True)
         answers = [AsyncAnswerHook() if hasattr(client, "aclose") else AnswerHook()] if recorder.recording() else []
         client.event_hooks = {"request": [*hooks["request"], hook], "response": [*hooks["response"], *answers]}
 
@@ -113,19 +133,9 @@ def instrument_httpx(client: Any) -> None:
 def uninstrument_httpx(client: Any) -> None:
     """Take :func:`instrument_httpx` back."""
     hooks = client.event_hooks
-    kept = [hook for hook in hooks["request"] if not isinstance(hook, HttpxHook | AsyncHttpxHook)]
+    kept = [hook for hook in hooks["request"] if not (isinstance(hook, _RequestHook) and hook.installed)]
     answers = [hook for hook in hooks["response"] if not isinstance(hook, AnswerHook | AsyncAnswerHook)]
     client.event_hooks = {"request": kept, "response": answers}
-
-
-def _record(request: Any) -> None:
-    if not recorder.recording() or request.method != "POST" or not request.url.path.endswith(PATHS):
-        return
-    try:
-        content = request.content
-    except RuntimeError:  # a streamed body
-        return
-    recorder.asked(content)
 
 
 def _is_answer(response: Any) -> bool:

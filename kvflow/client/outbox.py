@@ -26,7 +26,7 @@ from typing import Any
 from kvflow.client.degraded import degraded
 from kvflow.client.server import Server, root_of
 from kvflow.client.settings import ClientSettings, HintMode, from_environment
-from kvflow.hints.models import MAX_ACTIONS, MAX_ENVELOPE_BYTES
+from kvflow.hints.models import FEEDBACK_TYPE, MAX_ACTIONS, MAX_ENVELOPE_BYTES
 
 MAX_PENDING = 1024
 LINGER_S = 0.2
@@ -35,7 +35,7 @@ milliseconds and a fact that rides a fraction of one; shorter than the pauses fo
 EXIT_FLUSH_S = 0.5
 _POLL_S = 1.0
 """How often servers that take no facts for now are looked at again."""
-_ALONE = frozenset({"kvflow.feedback"})
+_ALONE = frozenset({FEEDBACK_TYPE})
 """Facts that do not ride: nothing that the workflow does next would make good for them."""
 _ENVELOPE_BYTES = 256
 """Room for what an envelope holds besides its actions."""
@@ -82,12 +82,14 @@ class Outbox:
         Args:
             url: with or without ``/v1``.
             api_key: goes to this server as bearer token, from now on.
-            authorization: the same, as a whole header.
+            authorization: of a client; the same, as a whole header, unless a key has been set for this server.
         """
         root = root_of(url)
         server = self._servers.get(root) or self._add(root)
         if api_key:
             authorization = f"Bearer {api_key}"
+        elif self.settings.api_key and self.settings.url and root == root_of(self.settings.url):
+            authorization = f"Bearer {self.settings.api_key}"  # clients make one up where it is not theirs that counts
         if authorization and authorization != server.authorization:
             server.authorize(authorization)
         return server

@@ -90,15 +90,21 @@ def tool_noted(event: str, context: StepContext, tool: str, call: str, verb: str
 
 
 @_if_recording
-def asked(body: Mapping[str, Any] | bytes) -> None:
-    """Note that a request to an LLM is about to be sent; sent again for want of an answer, it is the same one."""
+def asked(body: Mapping[str, Any] | bytes, *, resends: bool = True) -> None:
+    """Note that a request to an LLM is about to be sent.
+
+    Args:
+        body: of the request.
+        resends: whether it is the same one if it is sent again for want of an answer; else nobody hears of answers.
+    """
     step = active_step()
     if step is None:
         return
     content = json.loads(body) if isinstance(body, bytes) else body
     parts = _messages().prompt_parts(content) if isinstance(content, Mapping) else []
     before = _asked.get()
-    if not parts or (before is not None and before[0] == step.workflow.id and before[2] == parts):
+    again = resends and before is not None and before[0] == step.workflow.id and before[2] == parts
+    if not parts or again:
         return
     call = uuid4().hex
     _asked.set((step.workflow.id, call, parts))

@@ -1,4 +1,4 @@
-"""The spans of a program that servers are told about: a workflow and an agent's step (and :mod:`tool_call`).
+"""The spans of a program that servers are told about: a workflow and an agent's step (and :mod:`tools`).
 
 Each is a context manager, sync and async alike, for one use. Entering and leaving never wait for a server.
 """
@@ -124,7 +124,7 @@ class WorkflowOptions:
     id: str | None = None
     graph: GraphDeclaration | None = None
     tenant: str | None = None
-    reuse: bool = False
+    reuse: bool | None = None
     end: bool = True
 
 
@@ -215,11 +215,12 @@ class Workflow(Scope["Workflow"]):
         type: the kind of workflow.
         parent_id: the workflow this one runs in.
         tenant: whose it is: as it says, or that of the workflow it runs in.
+        reuse: whether whole messages may be reused: as it says, or the workflow it runs in.
         ended: whether the run is over; what still goes on in it then is none of the servers' business.
         segments: texts that its agents hand to each other, with their names, the latest last.
     """
 
-    __slots__ = ("_main", "ended", "id", "options", "parent_id", "segments", "tenant", "type")
+    __slots__ = ("_main", "ended", "id", "options", "parent_id", "reuse", "segments", "tenant", "type")
 
     def __init__(self, options: WorkflowOptions) -> None:
         super().__init__()
@@ -230,6 +231,7 @@ class Workflow(Scope["Workflow"]):
         self.id = options.id or uuid4().hex
         self.parent_id: str | None = None
         self.tenant = options.tenant
+        self.reuse = bool(options.reuse)
         self.ended = False
         self.segments: dict[str, str | None] = {}
         self._main = Step(StepOptions(agent=MAIN))
@@ -250,6 +252,8 @@ class Workflow(Scope["Workflow"]):
         if outer:
             self.parent_id = outer.workflow.id
             self.tenant = self.tenant or outer.workflow.tenant
+            if self.options.reuse is None:
+                self.reuse = outer.workflow.reuse
         self._main.join(self, outer)
         if self.options.graph:
             announce(self.options.graph)

@@ -44,7 +44,7 @@ def segment(text: str, name: str | None = None) -> str:
 
 def wants_reuse(step: Step) -> bool:
     """Whether a step's workflow hands on texts, so that it is worth looking into a request."""
-    return bool(step.workflow.segments) or step.workflow.options.reuse
+    return bool(step.workflow.segments) or step.workflow.reuse
 
 
 def reuse_action(step: Step, body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -57,15 +57,16 @@ def reuse_action(step: Step, body: Mapping[str, Any]) -> dict[str, Any] | None:
         body: of the request: ``messages``, or a text in ``prompt`` or ``text``.
     """
     try:
-        return segments_action(ranges=_ranges(step.workflow.segments, body), messages=step.workflow.options.reuse)
+        return segments_action(ranges=_ranges(step.workflow.segments, body), messages=step.workflow.reuse)
     except Exception:
         degraded("a request goes without what it could reuse")
         return None
 
 
 def _ranges(segments: Mapping[str, str | None], body: Mapping[str, Any]) -> list[SegmentRange]:
+    """Find the texts, in the latest messages first: what stands in the earlier ones is likely to be cached."""
     ranges: list[SegmentRange] = []
-    for message, content in _texts(body):
+    for message, content in reversed(_texts(body)):
         for text, name in list(segments.items()):  # other threads may declare
             at = content.find(text)
             while at >= 0 and len(ranges) < _MAX_RANGES:

@@ -37,6 +37,8 @@ KEEPALIVE_S = 2.0
 _OUR_FAULT = frozenset({400, 413, 422})
 _NOT_THERE = frozenset({401, 403, 404, 405})
 """Behind these there is no kvflow, or none for us; other statuses may be better in a moment."""
+_BUSY = frozenset({408, 425, 429, *range(500, 600)}) - {501}
+"""By these nothing is said: the server starts, or has too much to do, or a gateway has no way to it."""
 _NOT_TAKEN = _OUR_FAULT | {404, 405, 414}
 """Of a graph: something on the way does not like its name, say, and facts may well arrive."""
 _PROBE = "/kvflow/v1/graphs"
@@ -182,16 +184,21 @@ class Server:
         return graph == next(known for known in reversed(self._graphs) if known.workflow_type == graph.workflow_type)
 
     def _probe(self) -> bool:
-        speaks, again_in_s, headers = False, SILENT_S, self._headers
+        speaks, headers = False, self._headers
         try:
             response = self._http.get(_PROBE, headers=headers, timeout=ASK_TIMEOUT_S)
+            problem = f"status {response.status_code}" if response.status_code in _BUSY else None
+            speaks = self._answer is not None and self._answer.known is True  # as far as is known
         except Exception as error:
+            problem = repr(error)
+        if problem is not None:
             again_in_s = min(SLOW_S * 2 ** min(self._unanswered, 8), SILENT_S)
             self._unanswered += 1
-            degraded("%s did not say whether it speaks kvflow: %r", self.root, error, trace=False)
+            degraded("%s did not say whether it speaks kvflow: %s", self.root, problem, trace=False)
         else:
             self._unanswered = 0
             speaks = response.status_code == 200 and _lists_graphs(response)
+            again_in_s = math.inf if speaks else SILENT_S
             if response.status_code in _LOCKED:
                 self._locked_out = not headers
                 if headers != self._headers:  # there is another key by now
@@ -279,7 +286,7 @@ class Server:
             if self._answer is None or self._answer.known is not speaks:
                 logger.info("%s %s kvflow", self.root, "speaks" if speaks else "does not speak")
             self._answer = Answer.settled(speaks)
-            self._ask_at_s = math.inf if speaks else self._clock() + again_in_s
+            self._ask_at_s = self._clock() + again_in_s
             if not speaks:
                 self._graphs.clear()  # it may be another server when it comes back
 

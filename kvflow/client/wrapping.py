@@ -13,12 +13,12 @@ import inspect
 import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
 from functools import partial
 from operator import attrgetter
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, TypeVar, cast
 
 import wrapt
@@ -148,10 +148,17 @@ def followed(opened: ExitStack, frame: Frame, result: Any) -> Any:
     if isinstance(result, AsyncGeneratorType):
         return _left_with(relay_async(lambda: opened, result, frame), opened)
     if result.done():  # maybe of an event loop that is closed, and takes no callback
-        opened.close()
+        _leave_after(result, opened)
     else:
-        result.add_done_callback(lambda done: opened.close())
+        result.add_done_callback(lambda done: _leave_after(done, opened))
     return result
+
+
+def _leave_after(done: asyncio.Future[Any] | Future[Any], opened: ExitStack) -> None:
+    """Leave a scope with what became of a future."""
+    # asked by exception() it would count as retrieved, and asyncio not warn its owner who never does that
+    error = CancelledError() if done.cancelled() else getattr(done, "_exception", None)
+    opened.__exit__(error and type(error), error, None)
 
 
 def _left_with(result: T, opened: ExitStack) -> T:
@@ -166,14 +173,42 @@ async def awaited(opened: ExitStack, frame: Frame, coroutine: Coroutine[Any, Any
         return await coroutine
 
 
+class _Within:
+    """A scope that is entered and left in a frame, with whatever its generator raises."""
+
+    def __init__(self, frame: Frame, scope: AbstractContextManager[Any]) -> None:
+        self._frame = frame
+        self._scope = scope
+        self._left = False
+
+    def __enter__(self) -> _Within:
+        with self._frame:
+            self._scope.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._left:
+            with self._frame:
+                self._scope.__exit__(kind, error, trace)
+
+    def close(self, generator: Generator[Any, Any, Any]) -> None:
+        """Close a generator that is not run to its end, and leave."""
+        self._left = True
+        with self._frame:
+            try:
+                generator.close()
+            finally:
+                self._scope.__exit__(None, None, None)
+
+
 def relay(
     open_scope: OpenScope, generator: Generator[Any, Any, Any], frame: Frame | None = None
 ) -> Generator[Any, Any, Any]:
     """Do as ``yield from generator`` does, with the generator in a scope, and in a frame of its own if not given."""
-    frame, scope, closed = frame or Frame(), open_scope(), False
-    with frame:
-        scope.__enter__()
-    try:
+    frame = frame or Frame()
+    with _Within(frame, open_scope()) as scope:
         resume: Callable[[Any], Any] = generator.send
         value: Any = None
         while True:
@@ -187,33 +222,18 @@ def relay(
             except GeneratorExit:
                 # Maybe by the garbage collector, in the middle of whatever else runs in this context: CPython 3.11
                 # crashes if a context is changed while a variable of it is being set.
-                closed = True
-                copy_context().run(_close, frame, generator, scope)
+                copy_context().run(scope.close, generator)
                 raise
             except BaseException as error:
                 resume, value = generator.throw, error
-    finally:
-        if not closed:
-            with frame:
-                scope.__exit__(None, None, None)
-
-
-def _close(frame: Frame, generator: Generator[Any, Any, Any], scope: AbstractContextManager[Any]) -> None:
-    with frame:
-        try:
-            generator.close()
-        finally:
-            scope.__exit__(None, None, None)
 
 
 async def relay_async(
     open_scope: OpenScope, generator: AsyncGenerator[Any, Any], frame: Frame | None = None
 ) -> AsyncGenerator[Any, Any]:
     """Do for an async generator what :func:`relay` does for a generator."""
-    frame, scope = frame or Frame(), open_scope()
-    with frame:
-        scope.__enter__()
-    try:
+    frame = frame or Frame()
+    with _Within(frame, open_scope()):
         resume: Callable[[Any], Any] = generator.asend
         value: Any = None
         while True:
@@ -230,6 +250,3 @@ async def relay_async(
                 raise
             except BaseException as error:
                 resume, value = generator.athrow, error
-    finally:
-        with frame:
-            scope.__exit__(None, None, None)

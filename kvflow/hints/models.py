@@ -123,12 +123,14 @@ class FeedbackFact(Strict):
 Fact = StepFact | ToolFact | FeedbackFact
 
 STEP_TYPE = "kvflow.step"
+TOOL_TYPE = "kvflow.tool"
+FEEDBACK_TYPE = "kvflow.feedback"
 SEGMENTS_TYPE = "kvflow.segments"
 
 FACT_MODELS: dict[str, type[Fact]] = {
     STEP_TYPE: StepFact,
-    "kvflow.tool": ToolFact,
-    "kvflow.feedback": FeedbackFact,
+    TOOL_TYPE: ToolFact,
+    FEEDBACK_TYPE: FeedbackFact,
 }
 
 

@@ -20,15 +20,15 @@ from kvflow.client import step, workflow
 from kvflow.client.context import StepContext, active_step, current_step
 from kvflow.client.degraded import degraded
 from kvflow.client.scopes import Scope, Step, Workflow, WorkflowOptions, known_as
-from kvflow.client.tool_call import ToolCall
+from kvflow.client.tools import ToolCall
 from kvflow.errors import GraphError, MissingExtraError
 from kvflow.graph import END, START, AgentStepGraph, Join
-from kvflow.hints.fields import MAX_IDENTIFIER
+from kvflow.hints.fields import MAX_IDENTIFIER, MAX_NAME
 
 try:
     from langchain_core.callbacks import BaseCallbackHandler  # pyright: ignore[reportMissingImports]
-except ImportError:
-    raise MissingExtraError("langgraph", "the LangGraph adapter") from None
+except ImportError as error:
+    raise MissingExtraError("langgraph", "the LangGraph adapter") from error
 
 _ENDS: dict[str, str] = {"__start__": START, "__end__": END}
 _NO_AGENTS = frozenset({*_ENDS, START, END})
@@ -37,7 +37,6 @@ _MOST = 65536
 _MOST_ASKED = 4096
 _PREBUILT = frozenset({"agent", "model", "tools"})
 """Nodes of the agents that LangGraph and LangChain make: the one that asks, under two names, and its tools."""
-_MOST_CHARS = 128
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,7 +113,8 @@ class Hints(BaseCallbackHandler):
             graph that it cannot be told (see :func:`graph_of`).
         tenant: who its runs are for.
         by_thread: runs with the same ``thread_id`` are one workflow, which goes on from run to run, as a conversation
-            with a checkpointer does; servers let it go when it has been idle for long. Else every run is its own.
+            with a checkpointer does; servers let it go when it has been idle for long. Else every run is its own, and
+            so is that of a chain with the app in it, of which LangChain does not tell the thread.
 
     Raises:
         ValueError: the workflow type is empty, or longer than 128 characters.
@@ -135,6 +135,7 @@ class Hints(BaseCallbackHandler):
         self._options = workflow(workflow_type, graph=graph, tenant=tenant).options
         self._by_thread = by_thread
         self._open: OrderedDict[UUID, _Run] = OrderedDict()
+        self._apps: set[Workflow] = set()
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
 
     def on_chain_start(
@@ -153,22 +154,24 @@ class Hints(BaseCallbackHandler):
         called ``outer/inner``.
 
         The app has a parent where it is part of a chain, or of an app without hints, and has been given its callbacks
-        by ``with_config``. Nodes are found by their parents, since an app that is streamed runs each of them in the
-        context of whoever wants more; and whoever reads a stream is not part of it.
+        by ``with_config``, or where something else traces what is around it. Nodes are found by their parents, since
+        an app that is streamed runs each of them in the context of whoever wants more; and whoever reads a stream is
+        not part of it.
         """
         node = (metadata or {}).get("langgraph_node")
         main, outer = self._main_of(parent_run_id), self._node_of(parent_run_id)
-        if parent_run_id is None or (main is None and active_step() is None):
+        if parent_run_id is None or (main is None and not self._is_in_app(active_step())):
             before = current_step.get()
             started = Workflow(self._options_of((metadata or {}).get("thread_id")))
             started.__enter__()
+            self._apps.add(started)
             self._keep(run_id, _Run(main=current_step.get(), scope=started, before=before))
             current_step.set(before)
         elif node is None or more.get("name") != node or _is_of(outer, node):
             self._keep(run_id, _Run(main=main, node=outer, in_tool=self._in_tool(parent_run_id)))
         else:
             name = node if outer is None else f"{outer.options.agent}/{node}"
-            self._enter(run_id, step(name[:_MOST_CHARS]) if node not in _NO_AGENTS else None, main)
+            self._enter(run_id, step(name[:MAX_NAME]) if node not in _NO_AGENTS else None, main)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **more: Any) -> None:
         """The app, or a node, is done."""
@@ -203,10 +206,18 @@ class Hints(BaseCallbackHandler):
 
     def _options_of(self, thread_id: object) -> WorkflowOptions:
         """What the workflow of a run is started with."""
+        if self._by_thread and thread_id is None:
+            degraded("a run has no thread_id, as those of chains have none: it is a workflow of its own", trace=False)
         if not self._by_thread or thread_id is None:
             return self._options
         name = known_as("workflow id", f"{self._options.type}/{thread_id}", MAX_IDENTIFIER)
         return replace(self._options, id=name, end=False)
+
+    def _is_in_app(self, step: Step | None) -> bool:
+        """Whether a step is in a run of the app that is under way."""
+        while step is not None and step.workflow not in self._apps:
+            step = step.outer
+        return step is not None
 
     def _main_of(self, run_id: UUID | None) -> Step | None:
         """The step of what runs outside every node of the app that a run is part of."""
@@ -249,6 +260,7 @@ class Hints(BaseCallbackHandler):
         if run.main is not None and current_step.get() is run.main:
             current_step.set(run.before)
         if isinstance(run.scope, Workflow):
+            self._apps.discard(run.scope)
             self._asked.pop(run.scope.id, None)
 
     def _note_who_asks(self, caller: UUID | None) -> None:

@@ -21,7 +21,7 @@ import wrapt
 
 import kvflow.client as kv
 from kvflow.client.degraded import degraded
-from kvflow.client.tool_call import ToolCall
+from kvflow.client.tools import ToolCall
 from kvflow.client.wrapping import wrap
 from kvflow.errors import MissingExtraError
 
@@ -32,8 +32,8 @@ try:
         Model,
         OpenAIChatCompletionsModel,
     )
-except ImportError:
-    raise MissingExtraError("openai-agents", "the adapter for the OpenAI Agents SDK") from None
+except ImportError as error:
+    raise MissingExtraError("openai-agents", "the adapter for the OpenAI Agents SDK") from error
 
 
 _MOST_ASKERS = 4096

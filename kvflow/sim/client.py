@@ -12,6 +12,7 @@ from simpy.events import ProcessGenerator
 from kvflow.engine import PromptClaim
 from kvflow.graph import END
 from kvflow.hints import DecodedFact, Fact, StepFact, ToolFact
+from kvflow.hints.models import STEP_TYPE, TOOL_TYPE
 from kvflow.sim.context import Context, Pager
 from kvflow.sim.ports import Brain, Thread
 from kvflow.sim.request import Request
@@ -218,9 +219,7 @@ class Clients:
 
     def _say(self, *facts: Fact, with_request: bool = False) -> None:
         items = [
-            DecodedFact(
-                action_id="", action_type="kvflow.step" if isinstance(fact, StepFact) else "kvflow.tool", fact=fact
-            )
+            DecodedFact(action_id="", action_type=STEP_TYPE if isinstance(fact, StepFact) else TOOL_TYPE, fact=fact)
             for fact in facts
         ]
         if items:

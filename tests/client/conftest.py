@@ -283,5 +283,5 @@ def ask() -> Callable[..., str]:
 def tool_facts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is told of tool calls."""
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr("kvflow.client.tool_call.tell", lambda action, **fields: told.append(fields))
+    monkeypatch.setattr("kvflow.client.tools.tell", lambda action, **fields: told.append(fields))
     return told

@@ -12,12 +12,14 @@ import pytest
 
 import kvflow
 from kvflow.client import outbox
-from kvflow.client.server import Server
+from kvflow.client.server import SLOW_S, Server
 from kvflow.client.settings import ClientSettings
 from kvflow.hints.models import MAX_ACTIONS
 
 if TYPE_CHECKING:
     from tests.client.conftest import Peer
+
+PROBE = "/kvflow/v1/graphs"
 
 
 def test_a_full_queue_drops_the_oldest_and_says_so_once(
@@ -305,3 +307,42 @@ def test_a_server_closes_its_connections(peer: Peer) -> None:
     server = Server(peer.url)
     assert server.speaks().wait()
     server.close()
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_a_server_that_is_busy_when_it_is_asked_is_asked_again_soon(peer: Peer, status: int) -> None:
+    now_s = 0.0
+    peer.statuses[PROBE] = [status]
+    asked = Server(peer.url, clock=lambda: now_s)
+    assert asked.speaks().wait() is False
+    now_s = SLOW_S
+    while asked.speaks().known is False:
+        time.sleep(0.005)
+    assert asked.speaks().known is True
+    asked.close()
+
+
+def test_facts_for_a_server_that_is_overloaded_for_long_are_kept(peer: Peer) -> None:
+    box = outbox.outbox()
+    kvflow.configure(url=peer.url)
+    asked = box.server(peer.url)
+    assert asked.speaks().wait() is True
+    peer.statuses["/kvflow/v1/events"] = [503]
+    peer.statuses[PROBE] = [503, 503]
+    with kvflow.workflow(), kvflow.step("a"):
+        pass
+    while asked.takes_facts:
+        time.sleep(0.005)
+    asked._send_at_s = asked._ask_at_s = 0
+    assert peer.told() == [("a", "end"), ("END", "start")] * 2, "refused once, and then taken"
+    assert asked.speaks().known is True
+
+
+def test_a_key_that_was_set_for_a_server_is_not_replaced_by_one_that_a_client_makes_up(peer: Peer) -> None:
+    kvflow.configure(url=peer.url, api_key="real")
+    with httpx.Client(headers={"Authorization": "Bearer none"}) as client, kvflow.workflow():
+        kvflow.instrument(client).post(f"{peer.url}/v1/completions", json={"prompt": "hi"})
+    assert kvflow.flush()
+    assert peer.llm[0].headers["authorization"] == "Bearer none"
+    others = [request for request in peer.received if request not in peer.llm]
+    assert {request.headers["authorization"] for request in others} == {"Bearer real"}

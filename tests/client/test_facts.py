@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kvflow
-from kvflow.client.tool_call import ToolCall
+from kvflow.client.tools import ToolCall
 from kvflow.hints import decode_envelope
 
 if TYPE_CHECKING:
@@ -346,3 +346,21 @@ def test_every_server_hears_every_fact(peer: Peer, make_peer: Any, plain: Peer, 
     assert peer.told() == [("a", "start"), ("a", "end"), ("END", "start")]
     assert other.told() == [("a", "end"), ("END", "start")]
     assert {request.path for request in plain.received} == {"/kvflow/v1/graphs"}
+
+
+def test_a_block_may_be_a_tool_call(peer: Peer) -> None:
+    kvflow.configure(url=peer.url)
+
+    @kvflow.agent
+    def coder() -> None:
+        with kvflow.tool_call("shell", expected_s=2, verb="ls"):
+            time.sleep(0.01)
+
+    with kvflow.workflow():
+        coder()
+    assert peer.told() == [("shell", "start"), ("shell", "end"), ("coder", "end"), ("END", "start")]
+    start, end, *_ = peer.facts
+    assert (start["agent"], start["verb"], start["expected_s"]) == ("coder", "ls", 2)
+    assert end["took_s"] >= 0.01
+    with pytest.raises(ValueError, match=r"^tool\(\): tool: String should have at least 1 character$"):
+        kvflow.tool_call("")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import kvflow
+from kvflow import graph as graphs
 from kvflow.client.server import MAX_GRAPHS, REDECLARE_S, GraphDeclaration, Server
 
 if TYPE_CHECKING:
@@ -204,3 +209,24 @@ def test_graph_objects_and_files(peer: Peer, sdk: Any, ask: Any, tmp_path: Any) 
         ask(client)
     puts = [request.body for request in peer.received if request.method == "PUT"]
     assert puts == [graph.to_dict(flow)] * 2
+
+
+def test_a_file_is_read_again_only_once_it_has_changed(
+    peer: Peer, sdk: Any, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    load = graphs.load
+    monkeypatch.setattr(graphs, "load", lambda path: reads.append(path) or load(path))
+    path, client = tmp_path / "review.json", kvflow.instrument(sdk(peer))
+    for nodes in (["a"], ["a"], ["a", "b"]):
+        path.write_text(json.dumps(GRAPH | {"agents": {name: {} for name in nodes}, "edges": _chain(nodes)}))
+        os.utime(path, ns=(0, len(nodes)))
+        with kvflow.workflow(graph=path):
+            ask(client)
+        await_puts()
+    assert len(reads) == 2
+    assert [list(put.body["agents"]) for put in peer.to("/review")] == [["a"], ["a", "b"]]
+
+
+def _chain(nodes: list[str]) -> list[list[str]]:
+    return [list(edge) for edge in pairwise(["START", *nodes, "END"])]

@@ -202,3 +202,10 @@ def test_extra_body() -> None:
     (fact,) = decode_envelope(body["kv_hints"]).facts
     assert (fact.fact.workflow_id, fact.fact.agent) == (run.id, "main")
     assert extra == {"temperature": 0}
+
+
+def test_a_hook_that_was_there_before_stays(httpx_module: Any) -> None:
+    own = kvflow.httpx_hook()
+    with httpx_module.Client(event_hooks={"request": [own]}) as client:
+        kvflow.uninstrument(kvflow.instrument(client))
+        assert client.event_hooks["request"] == [own]

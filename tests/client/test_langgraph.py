@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import warnings
-from typing import Annotated, Any, TypedDict
+from contextlib import nullcontext
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import kvflow
-from kvflow.errors import GraphError
-from kvflow.graph import END as END_STEP
-from kvflow.graph import Join
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # other people's deprecations
     pytest.importorskip("langgraph", reason="LangGraph is not on PYTHONPATH")
+    from langchain_core.callbacks import CallbackManager
     from langchain_core.language_models.fake import FakeListLLM
     from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
     from langchain_core.messages import AIMessage
@@ -24,112 +24,11 @@ with warnings.catch_warnings():
     from langchain_core.tools import tool
     from langgraph.graph import END, START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
-    from langgraph.types import Command
 
     from kvflow.integrations.langgraph import Hints, graph_of
+    from tests.client.langgraph_apps import State, app, seen, seen_async
 
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-class State(TypedDict, total=False):
-    seen: Annotated[list[Any], lambda old, new: old + new]
-
-
-def seen(state: State) -> State:
-    return {"seen": [kvflow.current()]}
-
-
-async def seen_async(state: State) -> State:
-    await asyncio.sleep(0.01)
-    return {"seen": [kvflow.current()]}
-
-
-def app(node: Any = seen) -> Any:
-    """x, then y and z at once, then w, which may begin again."""
-    builder = StateGraph(State)
-    for name in "xyzw":
-        builder.add_node(name, node)
-    builder.add_edge(START, "x")
-    for name in "yz":
-        builder.add_edge("x", name)
-        builder.add_edge(name, "w")
-    builder.add_conditional_edges("w", lambda state: END if len(state["seen"]) > 6 else "x", ["x", END])
-    return builder.compile()
-
-
-def test_an_apps_graph_is_read_from_it() -> None:
-    graph = graph_of(app(), "t")
-    assert graph.agents == ("x", "y", "z", "w")
-    assert set(graph.edges) == {
-        ("START", "x"),
-        ("x", "y"),
-        ("x", "z"),
-        ("y", "w"),
-        ("z", "w"),
-        ("w", "x"),
-        ("w", END_STEP),
-    }
-    assert graph.probability("x", "y") is None
-    assert graph.probability("w", "x") == graph.probability("w", END_STEP) == 0.5
-
-
-def test_a_node_with_one_edge_from_several_waits_for_all_of_them() -> None:
-    builder = StateGraph(State)
-    for name in "xyzw":
-        builder.add_node(name, seen)
-    builder.add_edge(START, "x")
-    builder.add_edge("x", "y")
-    builder.add_edge("y", "z")
-    builder.add_edge(["x", "z"], "w")
-    assert graph_of(builder.compile(), "t").join("w") is Join.ALL
-    builder.add_edge("y", "w")
-    assert graph_of(builder.compile(), "t").join("w") is Join.ANY, "y alone is enough"
-
-
-def test_a_graph_that_cannot_be_declared_is_left_to_be_learned(caplog: pytest.LogCaptureFixture) -> None:
-    def goes_on(state: State) -> Command[Any]:  # where to, nobody is told
-        return Command(goto="y", update={"seen": [kvflow.current()]})
-
-    builder = StateGraph(State)
-    builder.add_node("x", goes_on)
-    builder.add_node("y", seen)
-    builder.add_edge(START, "x")
-    made = builder.compile()
-    with pytest.raises(GraphError, match="y"):
-        graph_of(made, "t")
-    with caplog.at_level("WARNING", "kvflow.client"):
-        hints = Hints("t", made)
-    assert "servers learn it instead" in caplog.text
-    assert [step.agent for step in made.invoke({"seen": []}, {"callbacks": [hints]})["seen"]] == ["x", "y"]
-
-
-def test_a_node_that_chooses_twice_is_not_declared_to_choose_once() -> None:
-    def first(state: State) -> str:
-        return "y"
-
-    def second(state: State) -> str:
-        return "z"
-
-    builder = StateGraph(State)
-    for name in "xyz":
-        builder.add_node(name, seen)
-    builder.add_edge(START, "x")
-    builder.add_conditional_edges("x", first, ["y", END])
-    builder.add_conditional_edges("x", second, ["z", END])
-    with pytest.raises(GraphError, match="node 'x' has 2 sets of conditional edges"):
-        graph_of(builder.compile(), "t")
-
-
-def test_nodes_whose_names_no_agent_can_have_are_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
-    builder = StateGraph(State)
-    names = ["x" * 130, "END", "y"]
-    for name in names:
-        builder.add_node(name, seen)
-    for source, target in zip([START, *names], names, strict=False):
-        builder.add_edge(source, target)
-    steps = builder.compile().invoke({"seen": []}, {"callbacks": [Hints("t")]})["seen"]
-    assert [step.agent for step in steps] == ["x" * 128, "main", "y"]
-    assert not caplog.records
 
 
 def test_runs_of_a_thread_are_one_workflow_if_asked_for() -> None:
@@ -187,17 +86,42 @@ def test_a_node_that_fails_ends_its_step_and_the_workflow() -> None:
     assert not hints._open
 
 
+@pytest.fixture(params=["in a workflow", "in none"])
+def around(request: pytest.FixtureRequest) -> Any:
+    """What the program says around an app: apps are workflows of their own inside others."""
+    return kvflow.workflow("request") if request.param == "in a workflow" else nullcontext()
+
+
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_app_in_a_chain_is_one_workflow(is_async: bool) -> None:
-    hints = Hints("t")
+def test_an_app_in_a_chain_is_one_workflow(is_async: bool, around: Any) -> None:
+    hints, found = Hints("t"), list[Any]()
     chain = RunnableLambda(lambda query: {"seen": []}) | app().with_config(callbacks=[hints])
-    for _ in range(2):
-        check((asyncio.run(chain.ainvoke("q")) if is_async else chain.invoke("q"))["seen"])
+    with around:
+        for _ in range(2):
+            found.append(asyncio.run(chain.ainvoke("q")) if is_async else chain.invoke("q"))
+    for result in found:
+        check(result["seen"])
+    assert not hints._open
+    assert not hints._apps
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_app_that_somebody_else_traces_is_one_workflow(around: Any, streamed: bool) -> None:
+    hints, made, steps = Hints("t"), app(), list[Any]()
+    with around:
+        config: Any = {"callbacks": CallbackManager([hints], [hints], parent_run_id=uuid4())}
+        if streamed:
+            parts = made.stream({"seen": []}, config, stream_mode="updates")
+            while part := contextvars.copy_context().run(next, parts, None):
+                steps.extend(step for update in part.values() for step in update["seen"])
+        else:
+            steps = made.invoke({"seen": []}, config)["seen"]
+    check(steps)
     assert not hints._open
 
 
 @pytest.mark.parametrize("given", ["with the call", "with the app", "and the app is the node"])
-def test_an_app_in_a_node_of_an_app_without_hints_is_one_workflow(given: str) -> None:
+def test_an_app_in_a_node_of_an_app_without_hints_is_one_workflow(given: str, around: Any) -> None:
     hints, inner, steps = Hints("t"), app(), list[Any]()
 
     def node(state: State) -> State:
@@ -211,7 +135,8 @@ def test_an_app_in_a_node_of_an_app_without_hints_is_one_workflow(given: str) ->
     builder.add_node("outer", inner if given == "and the app is the node" else node)
     builder.add_edge(START, "outer")
     builder.add_edge("outer", END)
-    found = builder.compile().invoke({"seen": []})["seen"]
+    with around:
+        found = builder.compile().invoke({"seen": []})["seen"]
     check(steps or found)
     assert not hints._open
 

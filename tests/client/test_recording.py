@@ -136,3 +136,16 @@ def test_nothing_is_written_unless_it_is_asked_for(tmp_path: Path, monkeypatch: 
         kvflow.instrument(client)
         assert client.event_hooks["response"] == []
         kvflow.uninstrument(client)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_equal_requests_are_calls_of_their_own_unless_they_are_sent_again(facts: Path, installed: bool) -> None:
+    hooks: Any = {} if installed else {"request": [kvflow.httpx_hook()]}
+    with httpx.Client(transport=httpx.MockTransport(respond), event_hooks=hooks) as client, kvflow.workflow():
+        if installed:
+            kvflow.instrument(client)
+        for _ in range(3):
+            client.post("http://host/v1/chat/completions", json={"messages": system_and("the same")})
+    kinds = [json.loads(line)["fact"] for line in facts.read_text().splitlines()]
+    assert kinds.count("llm_start") == 3
+    assert kinds.count("llm_end") == (3 if installed else 0)

@@ -318,7 +318,7 @@ def test_a_request_that_quotes_very_many_texts_names_some_and_is_understood() ->
         body = kvflow.extra_body({"messages": [user(text) for text in texts(200)]})
     found = asked(body)
     assert found is not None
-    assert [item["message"] for item in found["ranges"]] == list(range(64))
+    assert [item["message"] for item in found["ranges"]] == list(range(199, 135, -1))
 
 
 BODIES = [
@@ -366,3 +366,23 @@ def test_a_server_without_kvflow_gets_its_requests_unchanged(plain: Peer, client
         kvflow.segment(PLAN)
         assert client.post(f"{plain.url}/generate", json={"text": PLAN}).status_code == 200
     assert plain.llm[0].raw == json.dumps({"text": PLAN}, separators=(",", ":")).encode()
+
+
+def test_of_more_texts_than_a_request_may_name_the_latest_are_named(peer: Peer, client: Any) -> None:
+    texts = [f"{number:03} {PLAN}" for number in range(70)]
+    with kvflow.workflow():
+        for text in texts:
+            kvflow.segment(text)
+        request = chat(peer, client, *(user(text) for text in texts))
+    found = asked(request.body)
+    assert found is not None
+    assert {item["message"] for item in found["ranges"]} == set(range(6, 70))
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, True), (False, False), (True, True)])
+def test_a_workflow_inside_another_reuses_what_that_may_unless_it_says_otherwise(
+    peer: Peer, client: Any, own: bool | None, expected: bool
+) -> None:
+    with kvflow.workflow("outer", reuse=True), kvflow.workflow("inner", reuse=own):
+        request = chat(peer, client, user("hi"))
+    assert asked(request.body) == ({"messages": True} if expected else None)

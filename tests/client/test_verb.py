@@ -111,3 +111,11 @@ def test_outside_every_workflow_nobody_asks_for_the_verb() -> None:
 def test_a_wrong_word_is_an_error_where_it_is_written() -> None:
     with pytest.raises(ValueError, match=r"^tool\(\): verb: String should have at most 128 characters$"):
         kvflow.tool("files", verb="x" * 200)(print)
+
+
+def test_a_verb_that_had_to_be_awaited_is_an_error_where_it_is_written() -> None:
+    async def verb(command: str) -> str:
+        return command
+
+    with pytest.raises(TypeError, match="verb must be a plain function"):
+        kvflow.tool("shell", verb=verb)  # type: ignore[arg-type]
