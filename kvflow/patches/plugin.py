@@ -29,11 +29,11 @@ def register() -> None:
 
 
 def attach(role: Role) -> SeamBook:
-    """Apply the seams of one role to this process; what does not hold is logged, and reported by `switch.books`."""
+    """Have the seams of one role applied to this process; what does not hold is reported by `switch.books`."""
     if role in books:
         return books[role]
     book = books[role] = SeamBook(seams_of(role))
-    book.apply()
+    book.register()
     if role is not Role.LAUNCH and book.holds(Feature.HINTS):
         from kvflow.patches import messages
 

@@ -138,28 +138,45 @@ def state_of(seam: Seam, problem: str) -> SeamState:
 
 
 class SeamBook:
-    """The seams of one process and their state."""
+    """The seams of one process and their state.
+
+    SGLang's registry applies the hooks of a target once, when all plugins have been loaded, and skips what is
+    registered for it afterwards. So hooks are only registered here while plugins are loaded: others may have some for
+    the same target. Where one is hooked already, ours goes around it.
+    """
 
     def __init__(self, seams: Iterable[Seam]) -> None:
         self._seams = tuple(seams)
         self._states: dict[str, SeamState] = {}
+        self._registered: list[Seam] = []
 
-    def apply(self) -> None:
-        """Check every seam and attach the hooks among them, all hooks of one target at once."""
+    def register(self) -> None:
+        """Check every seam, and hand SGLang the hooks among them."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        hooked: list[Seam] = []
         for seam in self._seams:
             problem = problem_of(seam)
             self._note(seam, problem)
             if problem or seam.kind not in (Kind.BEFORE, Kind.AFTER, Kind.AROUND):
                 continue
-            HookRegistry.register(seam.target, _body(seam), HookType(seam.kind.value))
-            hooked.append(seam)
+            if seam.target in HookRegistry._patched:
+                try:
+                    HookRegistry._apply_target(seam.target, [(HookType(seam.kind.value), _body(seam), None)])
+                except Exception as error:  # of what another plugin has put there
+                    self._note(seam, f"{type(error).__name__}: {error}")
+            else:
+                HookRegistry.register(seam.target, _body(seam), HookType(seam.kind.value))
+                self._registered.append(seam)
+
+    def settle(self) -> None:
+        """Have what is registered applied, if it is not yet; plugins that are loaded later may be left out."""
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
         HookRegistry.apply_hooks()
-        for seam in hooked:
+        for seam in self._registered:
             if seam.target not in HookRegistry._patched:
                 self._note(seam, "SGLang's hook registry did not apply it; see its log")
+        self._registered.clear()
 
     def states(self) -> list[SeamState]:
         """State of every seam, in declaration order."""
@@ -170,11 +187,12 @@ class SeamBook:
         return all(state.holds for state in self.states() if state.feature == feature)
 
     def require(self, *, strict: bool) -> None:
-        """Log what does not hold.
+        """Settle, and log what does not hold.
 
         Raises:
             SeamMissingError: something does not hold and ``strict`` is set.
         """
+        self.settle()
         broken = [state for state in self.states() if not state.holds]
         for state in broken:
             logger.error("kvflow seam %s: %s: feature %s is off", state.name, state.problem, state.feature)
