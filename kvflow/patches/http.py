@@ -28,6 +28,8 @@ from kvflow.patches.seams import Role
 PREFIX = "/kvflow/v1"
 STATES = frozenset({"guarded", "active", "share", "host_window_tokens", "queue_s", "gate"})
 """What a replica reports that cannot be added up."""
+_EVERYWHERE = frozenset({"live_workflows"})
+"""What every replica knows of."""
 
 router = APIRouter(prefix=PREFIX)
 
@@ -177,7 +179,9 @@ def add_up(replicas: list[dict[str, Any]]) -> dict[str, Any]:
         for name, value in data.items():
             if name in STATES:
                 continue
-            if isinstance(value, dict):
+            if name in _EVERYWHERE:
+                total[name] = max(total.get(name, 0), value)
+            elif isinstance(value, dict):
                 total[name] = add_up([total.get(name, {}), value])
             else:
                 total[name] = total.get(name, 0) + value

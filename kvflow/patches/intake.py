@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
 from dataclasses import asdict
+from itertools import repeat
 from typing import Any
 
 from kvflow.errors import HintDecodeError
@@ -133,9 +134,9 @@ def _admit(front: Front, obj: Any, admissions: list[Admission]) -> None:
             return
         if not _may_be_taken(obj):
             return
-        text = obj.text if isinstance(obj.text, str) else None
-        for hint in hints if isinstance(hints, list) else [hints]:
-            admissions.append(front.admit(hint, text) if hint else Admission())
+        texts = obj.text if isinstance(hints, list) and isinstance(obj.text, list) else repeat(obj.text)
+        for hint, text in zip(hints if isinstance(hints, list) else [hints], texts, strict=False):
+            admissions.append(front.admit(hint, text if isinstance(text, str) else None) if hint else Admission())
         envelopes = [admission.envelope for admission in admissions]
         obj.kv_hints = envelopes if isinstance(hints, list) else envelopes[0]
     except HintDecodeError:

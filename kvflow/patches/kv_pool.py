@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 
 from kvflow.errors import ReuseUnsupportedError
 from kvflow.reuse import KV, Rotary, rotate
+from kvflow.reuse.rotation import KERNEL_DIMS
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TEST_POSITIONS = (3, 250, 17, 0, 96)
@@ -41,6 +45,7 @@ class Pool:
         self._values: list[torch.Tensor] = list(pool.v_buffer)
         self._rows = runner.req_to_token_pool
         self.device = self._keys[0].device
+        self._by_kernel = self.device.type == "cuda" and self._kernel_writes()
 
     @property
     def layers(self) -> int:
@@ -57,13 +62,29 @@ class Pool:
     def write(self, row: int, start: int, kv: KV) -> None:
         """Put KV into the slots of a request's tokens from ``start`` on, rounded to the pool's dtype."""
         slots = self._rows.req_to_token[row, start : start + len(kv)]
-        if self.device.type == "cuda":
+        if self._by_kernel:
             self._append(slots, kv)
             return
         slots = slots.long()
         for layer, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             keys[slots] = kv.keys[layer].to(keys.dtype)
             values[slots] = kv.values[layer].to(values.dtype)
+
+    def _kernel_writes(self) -> bool:
+        """Whether FlashInfer's kernel writes KV of this shape; it is compiled now, and not while requests wait.
+
+        Tried on slot 0, which is no token's: SGLang pads with it.
+        """
+        keys, values = self._keys[0], self._values[0]
+        if keys.shape != values.shape or keys.shape[-1] not in KERNEL_DIMS:
+            return False
+        ones = keys.new_ones((len(self._keys), 1, *keys.shape[1:]))
+        try:
+            self._append(torch.zeros(1, dtype=torch.int64, device=self.device), KV(ones, ones))
+        except Exception as error:  # nothing compiles it here, or it does not take this pool
+            logger.warning("kvflow: torch writes what is reused, since FlashInfer cannot: %r", error)
+            return False
+        return all(bool((layer[0] == 1).all()) for layer in (*self._keys, *self._values))
 
     def _append(self, slots: torch.Tensor, kv: KV) -> None:
         """Write through FlashInfer's paged append; a page of SGLang's is so many consecutive pages of one token."""

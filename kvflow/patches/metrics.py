@@ -13,7 +13,7 @@ _COUNTERS = (
     ("requests", "Prompts prefilled."),
     ("prompt_tokens", "Tokens of prefilled prompts."),
     ("hit_tokens", "Prompt tokens found in the cache, by tier."),
-    ("computed_tokens", "Prompt tokens computed."),
+    ("computed_tokens", "Prompt tokens that no tier had: computed, or put in by reuse."),
     ("recomputed_tokens", "Prompt tokens computed again because they had been evicted."),
     ("evicted_tokens", "Tokens that left a tier, by order class."),
     ("dropped_copy_tokens", "Tokens of host copies dropped because the device holds them."),

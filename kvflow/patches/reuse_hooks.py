@@ -19,7 +19,7 @@ def start(scheduler: Any) -> str:
     """Give a scheduler its splicer, if reuse is asked for; returns why it has none.
 
     Raises:
-        ReuseUnsupportedError: it is asked for and not possible, and ``KVFLOW_STRICT`` is set.
+        Exception: it is asked for and not possible, and ``KVFLOW_STRICT`` is set.
     """
     settings = config.load()
     cache = scheduler.tree_cache
@@ -29,11 +29,13 @@ def start(scheduler: Any) -> str:
         return "a seam it needs does not hold"
     try:
         splicer = Splicer(scheduler, settings)
-    except ReuseUnsupportedError as error:
+    except Exception as error:  # of kernels that cannot be compiled, say: the server can do without
         if settings.strict:
             raise
-        logger.error("kvflow: reuse is off: %s", error)
-        return str(error)
+        known = isinstance(error, ReuseUnsupportedError)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        logger.error("kvflow: reuse is off: %s", reason, exc_info=not known)
+        return reason
     cache.splicer = scheduler.tp_worker._kvflow_splicer = scheduler.tp_worker.model_runner._kvflow_splicer = splicer
     return ""
 

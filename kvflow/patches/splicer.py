@@ -99,7 +99,7 @@ class Splicer:
             worker.set_hicache_consumer(batch.hicache_consumer_index)
         rest = self._splicing.compute(batch, spliced)
         if rest is not None:
-            _note_put(batch, spliced)
+            self._note_put(batch, spliced)
         self._sampled = self._guard.run(self._checked, batch, default=[])
         batch = rest or batch
         result = original(worker, batch, *args, **kwargs)
@@ -216,6 +216,14 @@ class Splicer:
         slots = int(batch.req_pool_indices_cpu[row])
         return self._splicing.put(slots, chunk, fill, prompt.method.repair_share, trial=prompt.trial)
 
+    def _note_put(self, batch: Any, spliced: Sequence[Spliced | None]) -> None:
+        for req, one in zip(batch.reqs, spliced, strict=True):
+            state: _State | None = getattr(req, "_kvflow_splice", None)
+            if one is None or state is None or state.put or state.prompt is None or state.plan is None:
+                continue
+            state.put = True
+            self.reuse.put(state.prompt, state.plan)
+
     def _state(self, req: Any, cached_tokens: int) -> None:
         state: _State | None = getattr(req, "_kvflow_splice", None)
         if state is None:
@@ -296,12 +304,6 @@ class Splicer:
             up_to = min(up_to, len(req.origin_input_ids) + len(req.output_ids) - 1)  # the last one's may be on its way
             tokens = torch.tensor(list(req.full_untruncated_fill_ids[:up_to]), dtype=torch.int64)
             self.reuse.answered(prompt, plan, tokens, read)
-
-
-def _note_put(batch: Any, spliced: Sequence[Spliced | None]) -> None:
-    for req, one in zip(batch.reqs, spliced, strict=True):
-        if one is not None:
-            req._kvflow_splice.put = True
 
 
 def _tenant(namespace: object) -> str:

@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.registry import (
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.runtime_context import get_parallel
 
 from kvflow import config
 from kvflow.engine import digest_of_head, is_exclusive
@@ -76,7 +77,8 @@ class KvflowRadixCache(UnifiedRadixCache):
         self.accounting = self.tree_core.accounting
         self.trust = self.tree_core.trust
         self.journal = self.tree_core.journal
-        self._exporter = Exporter(self.metrics_collector.labels) if self.metrics_collector is not None else None
+        collector = self.metrics_collector
+        self._exporter = Exporter(_labels(collector.labels)) if collector is not None else None
         self._stall_base_s = 0.0
         self.watch = Watch(self, max(params.chunked_prefill_size or 0, 0))
         self.splicer: Splicer | None = None
@@ -284,6 +286,12 @@ class KvflowRadixCache(UnifiedRadixCache):
 
 def _may_prefetch(settings: config.Settings) -> bool:
     return settings.prefetch.enabled and _holds(Feature.PREFETCH) and _holds(Feature.ADMISSION)
+
+
+def _labels(labels: dict[str, Any]) -> dict[str, Any]:
+    """SGLang's own labels with the replica, which they have only with attention data parallelism."""
+    replica = get_parallel().dp_rank
+    return labels if replica is None else {**labels, "dp_rank": replica}
 
 
 def _holds(feature: Feature) -> bool:

@@ -103,6 +103,13 @@ class Reuse:
                 self.outcomes.served(workflow_id, {*doors, *plan.slots}, plan.slots)
         return replace(plan, missing=tuple(worth_remembering(plan, gaps, found)))
 
+    def put(self, prompt: Prompt, plan: Plan) -> None:
+        """Count what is being put into a prompt; not again when it has to be put in anew."""
+        if not prompt.trial:
+            self.counters.spliced += 1
+            self.counters.grafted_tokens += tokens_of(graft for graft in plan.grafts if not graft.as_it_was)
+            self.counters.continued_tokens += tokens_of(graft for graft in plan.grafts if graft.as_it_was)
+
     def _compared(self, prompt: Prompt) -> bool:
         """Whether a prompt is computed for the sake of outcomes: all of a program, or nothing of it."""
         program_id = prompt.program_id or prompt.workflow_id
@@ -118,10 +125,6 @@ class Reuse:
         slots = slots_of(prompt, new)
         if continued is not None:
             slots = tuple(dict.fromkeys((*continued.slots, *slots)))
-        if not prompt.trial:
-            self.counters.spliced += 1
-            self.counters.grafted_tokens += tokens_of(new)
-            self.counters.continued_tokens += tokens_of(before)
         return replace(
             plan,
             exact_tokens=max(cached_tokens, (*before, *new)[0].start),

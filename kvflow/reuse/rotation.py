@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 _KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-_KERNEL_DIMS = (64, 128, 256, 512)
+KERNEL_DIMS = (64, 128, 256, 512)
+"""Dimensions of a key for which FlashInfer has kernels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +81,7 @@ def rotate(keys: torch.Tensor, rotation: Rotation, *, neox: bool) -> torch.Tenso
     Returns:
         The same shape; in the keys' dtype from the kernel, else in the rotation's precision.
     """
-    if keys.is_cuda and keys.dtype in _KERNEL_DTYPES and keys.shape[-1] in _KERNEL_DIMS:
+    if keys.is_cuda and keys.dtype in _KERNEL_DTYPES and keys.shape[-1] in KERNEL_DIMS:
         return _rotate_by_kernel(keys, rotation, neox=neox)
     return rotate_exactly(keys, rotation, neox=neox)
 

@@ -49,6 +49,16 @@ async def test_a_batch_brings_an_envelope_for_each_of_its_prompts(front: Front, 
     assert len(front.plane) == 2
 
 
+async def test_characters_of_a_batch_are_those_of_each_prompt(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    original = front.admit
+    monkeypatch.setattr(front, "admit", lambda hint, text: seen.append(text) or original(hint, text))
+    await generate(front, text=["x", "y"], kv_hints=hints(2))
+    await generate(front, text="z", kv_hints=hints(1)[0])
+    await generate(front, text=["x", "y"], kv_hints=hints(1)[0])
+    assert seen == ["x", "y", "z", None]
+
+
 async def test_several_answers_to_one_prompt_have_one_envelope(front: Front) -> None:
     obj = await generate(front, text="x", sampling_params={"n": 3}, kv_hints=hints(1))
     assert (len(front.plane), len(obj.kv_hints)) == (1, 3)

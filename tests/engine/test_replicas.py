@@ -11,7 +11,9 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.utils import TypeBasedDispatcher
 
 from kvflow.engine import PromptClaim
+from kvflow.patches import tree
 from kvflow.patches.claim import attach
+from kvflow.patches.http import add_up
 from kvflow.patches.messages import KvflowQuery, KvflowUpdates
 from kvflow.patches.scheduler import dispatch
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
@@ -68,3 +70,16 @@ def test_a_scheduler_takes_questions_and_says_what_became_of_commands(make_tree:
     assert tree.cache.commands.tell is made.ipc_channels.send_to_tokenizer.send_output
     answer = made._request_dispatcher(KvflowQuery(op="stats", query_id="q"))
     assert (answer.query_id, answer.error, answer.data["live_workflows"]) == ("q", "", 0)
+
+
+def test_what_every_replica_knows_of_is_not_counted_for_each() -> None:
+    replicas = [{"live_workflows": 3, "requests": 2, "guard": {"share": 1.0, "mistakes": 1}} for _ in range(2)]
+    assert add_up(replicas) == {"live_workflows": 3, "requests": 4, "guard": {"mistakes": 2}}
+
+
+@pytest.mark.parametrize(("replica", "label"), [(None, 0), (0, 0), (1, 1)])
+def test_the_series_of_replicas_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, replica: int | None, label: int
+) -> None:
+    monkeypatch.setattr(tree, "get_parallel", lambda: SimpleNamespace(dp_rank=replica))
+    assert tree._labels({"model_name": "m", "dp_rank": 0}) == {"model_name": "m", "dp_rank": label}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from kvflow.errors import ReuseUnsupportedError
-from kvflow.patches import refusals
+from kvflow.patches import refusals, reuse_hooks, switch
 from kvflow.patches.kv_pool import Pool, rotary_of
+from kvflow.patches.seams import Role
 
 HEAD_DIM, POSITIONS, LAYERS = 64, 512, 3
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -214,3 +216,52 @@ REQUEST = {
 )
 def test_requests_are_computed_for_a_reason_that_has_a_name(changed: dict[str, Any], named: str) -> None:
     assert refusals.of_request(SimpleNamespace(**REQUEST | changed)) == named
+
+
+def reference(keys: Any, values: Any, _: Any, positions: Any, cache: Any, pages: Any, *rest: Any, **more: Any) -> None:
+    """What FlashInfer's kernel does where a page is a token."""
+    for buffer, new in zip(cache, (keys, values), strict=True):
+        buffer[pages.long(), 0] = new
+
+
+def failing(*arguments: Any, **more: Any) -> None:
+    raise RuntimeError("no nvcc")
+
+
+@pytest.mark.parametrize(
+    ("dim", "kernel", "used"), [(64, reference, True), (64, failing, False), (64, lambda *a, **b: None, False)]
+)
+def test_the_kernel_that_writes_is_tried_before_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, dim: int, kernel: Any, used: bool
+) -> None:
+    pool = pool_with(monkeypatch, kernel, dim)
+    assert pool._kernel_writes() is used
+    assert all(bool((layer[1:] == 0).all()) for layer in (*pool._keys, *pool._values)), "no token's KV is touched"
+
+
+def test_keys_of_a_length_without_a_kernel_are_written_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pool_with(monkeypatch, failing, 80)._kernel_writes() is False
+
+
+def pool_with(monkeypatch: pytest.MonkeyPatch, kernel: Any, dim: int) -> Pool:
+    page: Any = ModuleType("flashinfer.page")
+    page.append_paged_kv_cache = kernel
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    monkeypatch.setitem(sys.modules, "flashinfer.page", page)
+    pool = Pool(pool_of())
+    pool._keys, pool._values = ([torch.zeros(8, 2, dim) for _ in range(LAYERS)] for _ in range(2))
+    return pool
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_server_starts_without_reuse_whatever_goes_wrong(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
+    monkeypatch.setenv("KVFLOW_REUSE__MODE", "rotate")
+    monkeypatch.setenv("KVFLOW_STRICT", str(strict))
+    monkeypatch.setattr(reuse_hooks, "Splicer", failing)
+    monkeypatch.setitem(switch.books, Role.SCHEDULER, SimpleNamespace(holds=lambda feature: True))
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace(splicer=None))
+    if strict:
+        with pytest.raises(RuntimeError, match="no nvcc"):
+            reuse_hooks.start(scheduler)
+    else:
+        assert reuse_hooks.start(scheduler) == "RuntimeError: no nvcc"

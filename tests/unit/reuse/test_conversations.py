@@ -145,6 +145,7 @@ def test_texts_that_are_new_are_put_in_behind_it_and_judged_with_it() -> None:
     assert [graft.as_it_was for graft in plan.grafts] == [True, True, False]
     assert plan.grafts[2].end - plan.grafts[2].start == len(OTHER)
     assert plan.slots == (("", "review", "document"), ("", "review", "tool"))
+    reuse.put(asked, plan)
     assert reuse.counters.continued_tokens == plan.continued_tokens - len(ROLE)
 
 

@@ -90,6 +90,8 @@ def exact(asked: Prompt) -> KV:
 def serve(reuse: Reuse, asked: Prompt, cached_tokens: int = 0) -> tuple[Plan, KV]:
     """Do for a prompt what a server does; returns what was planned, and its KV."""
     plan = reuse.plan(asked, cached_tokens)
+    if plan.spliced:
+        reuse.put(asked, plan)
     kv = prefill(asked.tokens.tolist(), [(graft, reuse.fill(asked, graft, CPU)) for graft in plan.grafts])
     reuse.computed(asked, plan, reading(kv))
     return plan, kv
