@@ -29,6 +29,8 @@ BROKEN_S = 30.0
 """How long a server is left alone after a request to it failed."""
 REDECLARE_S = 60.0
 """How long a declared graph is taken to be known: a server may start anew, or forget it for others."""
+MOST_DECLARING = 8
+"""Graphs that are declared at a time, each by a thread: a server that is slow does not have them pile up."""
 MAX_GRAPHS = 256
 """Declared graphs that are remembered, the latest last; a type may have several."""
 KEEPALIVE_S = 2.0
@@ -89,6 +91,7 @@ class Server:
         self._locked_out = False
         self._unanswered = 0
         self._graphs: dict[GraphDeclaration, tuple[Answer, float]] = {}
+        self._declaring = 0
 
         # Imported late, because it is slow, but not in a background thread: a fork would leave it half imported.
         import httpx
@@ -160,10 +163,13 @@ class Server:
         """
         with self._lock:
             answer, at_s = self._graphs.get(graph, (None, -math.inf))
-            if not self.takes_facts:
+            if not self.takes_facts or self._declaring >= MOST_DECLARING:
                 return answer or Answer.settled(False)
             if answer is None or self._clock() >= at_s + REDECLARE_S or (begins and not self._is_last(graph)):
-                asked = Answer(partial(self._put_graph, graph), ASK_TIMEOUT_S)
+                self._declaring += 1
+                asked = Answer(partial(self._declared, graph), ASK_TIMEOUT_S)
+                if asked.known is not None:  # there was no thread to ask in
+                    self._declaring -= 1
                 answer = answer or asked
                 self._graphs.pop(graph, None)
                 self._graphs[graph] = (answer, self._clock())
@@ -208,6 +214,13 @@ class Server:
             if not self._trusted:  # as it may be by now
                 self._settle(speaks, again_in_s=again_in_s)
         return speaks
+
+    def _declared(self, graph: GraphDeclaration) -> bool:
+        try:
+            return self._put_graph(graph)
+        finally:
+            with self._lock:
+                self._declaring -= 1
 
     def _put_graph(self, graph: GraphDeclaration) -> bool:
         answer = self.speaks()

@@ -14,7 +14,7 @@ import pytest
 
 import kvflow
 from kvflow import graph as graphs
-from kvflow.client.server import MAX_GRAPHS, REDECLARE_S, GraphDeclaration, Server
+from kvflow.client.server import MAX_GRAPHS, MOST_DECLARING, REDECLARE_S, GraphDeclaration, Server
 
 if TYPE_CHECKING:
     from tests.client.conftest import Peer
@@ -230,3 +230,18 @@ def test_a_file_is_read_again_only_once_it_has_changed(
 
 def _chain(nodes: list[str]) -> list[list[str]]:
     return [list(edge) for edge in pairwise(["START", *nodes, "END"])]
+
+
+def test_graphs_that_a_slow_server_takes_do_not_pile_up(peer: Peer) -> None:
+    slow = Server(peer.url)
+    assert slow.speaks().wait() is True
+    peer.delays_s["/kvflow/v1/graphs/review"] = 60
+    declared = [
+        GraphDeclaration(workflow_type="review", body=f'{{"edges": [], "n": {number}}}') for number in range(50)
+    ]
+    answers = [slow.declare(graph, begins=True) for graph in declared]
+    assert [answer.known for answer in answers] == [None] * MOST_DECLARING + [False] * (50 - MOST_DECLARING)
+    peer.closing.set()
+    assert [answer.wait() for answer in answers[:MOST_DECLARING]] == [True] * MOST_DECLARING
+    assert slow.declare(declared[-1], begins=True).wait() is True, "there is room again"
+    slow.close()
