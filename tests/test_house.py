@@ -75,3 +75,10 @@ def test_the_client_names_start_and_end_as_the_graph_does() -> None:
     from kvflow.client import scopes
 
     assert (scopes.START, scopes.END) == (graph.START, graph.END)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "engine").glob("*.py")), ids=lambda path: path.name)
+def test_tests_of_the_engine_leave_the_http_server_to_servers(path: Path) -> None:
+    """What SGLang's brings along has a process crash when it ends, after all tests have passed."""
+    imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    assert not imported & {"kvflow.patches.http", "sglang.srt.entrypoints.http_server"}

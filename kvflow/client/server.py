@@ -190,26 +190,31 @@ class Server:
         return graph == next(known for known in reversed(self._graphs) if known.workflow_type == graph.workflow_type)
 
     def _probe(self) -> bool:
-        speaks, headers = False, self._headers
+        headers = self._headers
         try:
             response = self._http.get(_PROBE, headers=headers, timeout=ASK_TIMEOUT_S)
-            problem = f"status {response.status_code}" if response.status_code in _BUSY else None
-            speaks = self._answer is not None and self._answer.known is True  # as far as is known
         except Exception as error:
-            problem = repr(error)
-        if problem is not None:
-            again_in_s = min(SLOW_S * 2 ** min(self._unanswered, 8), SILENT_S)
-            self._unanswered += 1
-            degraded("%s did not say whether it speaks kvflow: %s", self.root, problem, trace=False)
-        else:
-            self._unanswered = 0
-            speaks = response.status_code == 200 and _lists_graphs(response)
-            again_in_s = math.inf if speaks else SILENT_S
-            if response.status_code in _LOCKED:
-                self._locked_out = not headers
-                if headers != self._headers:  # there is another key by now
-                    return self._probe()
-                degraded("%s does not tell whether it speaks kvflow without its API key", self.root, trace=False)
+            return self._unsaid(repr(error), known=False)
+        if response.status_code in _BUSY:
+            return self._unsaid(f"status {response.status_code}", known=True)
+        self._unanswered = 0
+        if response.status_code in _LOCKED:
+            self._locked_out = not headers
+            if headers != self._headers:  # there is another key by now
+                return self._probe()
+            degraded("%s does not tell whether it speaks kvflow without its API key", self.root, trace=False)
+        speaks = response.status_code == 200 and _lists_graphs(response)
+        return self._found_out(speaks, again_in_s=math.inf if speaks else SILENT_S)
+
+    def _unsaid(self, problem: str, *, known: bool) -> bool:
+        """Ask again later; what was known before may stand meanwhile, if the server is there."""
+        degraded("%s did not say whether it speaks kvflow: %s", self.root, problem, trace=False)
+        again_in_s = min(SLOW_S * 2 ** min(self._unanswered, 8), SILENT_S)
+        self._unanswered += 1
+        spoke = self._answer is not None and self._answer.known is True
+        return self._found_out(known and spoke, again_in_s=again_in_s)
+
+    def _found_out(self, speaks: bool, *, again_in_s: float) -> bool:
         with self._lock:
             if not self._trusted:  # as it may be by now
                 self._settle(speaks, again_in_s=again_in_s)

@@ -23,14 +23,10 @@ from kvflow.patches import bodies, malformed, switch, versions
 from kvflow.patches.front import Front
 from kvflow.patches.guard import degraded
 from kvflow.patches.messages import KvflowAnswer
+from kvflow.patches.replicas import add_up
 from kvflow.patches.seams import Role
 
 PREFIX = "/kvflow/v1"
-STATES = frozenset({"guarded", "active", "share", "host_window_tokens", "queue_s", "gate"})
-"""What a replica reports that cannot be added up."""
-_EVERYWHERE = frozenset({"live_workflows"})
-"""What every replica knows of."""
-
 router = APIRouter(prefix=PREFIX)
 
 
@@ -170,22 +166,6 @@ async def graph(workflow_type: str, format: str = "json") -> Any:
     if format == "dot":
         return PlainTextResponse(to_dot(known.graph))
     return {"declared": known.declared, "graph": to_dict(known.graph)}
-
-
-def add_up(replicas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sum counters field by field, nested mappings included; states are left out."""
-    total: dict[str, Any] = {}
-    for data in replicas:
-        for name, value in data.items():
-            if name in STATES:
-                continue
-            if name in _EVERYWHERE:
-                total[name] = max(total.get(name, 0), value)
-            elif isinstance(value, dict):
-                total[name] = add_up([total.get(name, {}), value])
-            else:
-                total[name] = total.get(name, 0) + value
-    return total
 
 
 def _front() -> Front:

@@ -75,10 +75,10 @@ class Counters:
     """What has happened since the start.
 
     Attributes:
-        prompts: that asked for reuse.
+        prompts: that asked for reuse, counted again when they had been retracted.
         spliced: those into which something was put; copies made for checks apart, as in ``grafted_tokens``.
         slot_tokens: tokens of their slots that were not cached.
-        grafted_tokens: tokens put in ...
+        grafted_tokens: tokens put in, once for each prompt ...
         continued_tokens: ... and those of which that was done in a turn before, so that they were put in as they were.
         learned: anchors added.
         segments: texts remembered.

@@ -13,8 +13,8 @@ from sglang.utils import TypeBasedDispatcher
 from kvflow.engine import PromptClaim
 from kvflow.patches import tree
 from kvflow.patches.claim import attach
-from kvflow.patches.http import add_up
 from kvflow.patches.messages import KvflowQuery, KvflowUpdates
+from kvflow.patches.replicas import add_up
 from kvflow.patches.scheduler import dispatch
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from tests.engine.test_tree import prompt
