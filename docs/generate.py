@@ -7,6 +7,7 @@ from pathlib import Path
 from kvflow.cli.config import annotated_yaml
 from kvflow.config import Settings
 from kvflow.patches.catalog import CPU_SEAMS, SEAMS
+from kvflow.patches.metrics import COUNTERS, GAUGES
 from kvflow.patches.versions import supported
 
 HERE = Path(__file__).parent
@@ -14,7 +15,7 @@ HERE = Path(__file__).parent
 
 def pages() -> dict[str, str]:
     """Generated pages by file name."""
-    return {"seams.md": seams(), "config.md": config()}
+    return {"seams.md": seams(), "config.md": config(), "metrics.md": metrics()}
 
 
 def seams() -> str:
@@ -22,9 +23,9 @@ def seams() -> str:
     lines = [
         "# Seams with SGLang",
         "",
-        f"Supported: sglang{supported()}. Each row is one record of `kvflow/patches/catalog.py`; `kvflow doctor` and",
-        "`GET /kvflow/v1/status` say whether it holds. One that does not turns its feature off, or is an error under",
-        "`KVFLOW_STRICT=1`.",
+        f"Supported: sglang{supported()}. Each row is one record of `kvflow/patches/catalog.py`. `kvflow doctor`",
+        "checks all but those of the CPU engine, `GET /kvflow/v1/status` says which of the HTTP process and of a",
+        "scheduler hold. One that does not turns its feature off, or is an error under `KVFLOW_STRICT=1`.",
         "",
         "| seam | feature | kind | process | target | why |",
         "|---|---|---|---|---|---|",
@@ -52,6 +53,23 @@ def config() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def metrics() -> str:
+    """Every series of ``/metrics``."""
+    lines = [
+        "# Series of /metrics",
+        "",
+        "With `--enable-metrics`. They bear SGLang's labels of a rank, `tier` and `eviction_class` where these apply,",
+        "and `dp_rank` is the replica's. Every tensor-parallel rank has series of its own, of the same numbers (measured",
+        'times aside): take `tp_rank="0"`, and sum over `dp_rank`. `kvflow_degraded` is of each rank.',
+        "",
+        "| series | |",
+        "|---|---|",
+        *(f"| `kvflow_{name}_total` | {text} |" for name, text in COUNTERS),
+        *(f"| `kvflow_{name}` | {text} |" for name, text in GAUGES),
+    ]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

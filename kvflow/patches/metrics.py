@@ -9,7 +9,7 @@ from kvflow.engine import Counters, Programs, Regret
 from kvflow.patches.guard import degraded
 from kvflow.patches.trust import Trust
 
-_COUNTERS = (
+COUNTERS = (
     ("requests", "Prompts prefilled."),
     ("prompt_tokens", "Tokens of prefilled prompts."),
     ("hit_tokens", "Prompt tokens found in the cache, by tier."),
@@ -44,7 +44,7 @@ _COUNTERS = (
     ("guard_fallbacks", "Times the order was switched to LRU."),
     ("guard_recoveries", "Times it was switched back."),
 )
-_GAUGES = (
+GAUGES = (
     ("guard_share", "Share of the cached tokens, oldest first, among which predictions choose."),
     ("degraded", "Errors that kvflow caught in this scheduler, and went on without a part of itself."),
     ("programs", "Programs that have not ended, as far as known."),
@@ -67,12 +67,12 @@ class Exporter:
 
         names = [*labels, "tier", "eviction_class"]
         self._labels = labels
-        self._series = {name: Counter(f"kvflow_{name}", text, labelnames=names) for name, text in _COUNTERS}
+        self._series = {name: Counter(f"kvflow_{name}", text, labelnames=names) for name, text in COUNTERS}
         self._gauges = {
             name: Gauge(f"kvflow_{name}", text, labelnames=list(labels), multiprocess_mode="mostrecent").labels(
                 **labels
             )
-            for name, text in _GAUGES
+            for name, text in GAUGES
         }
         self._states: dict[str, float] = {}
         self._published: dict[tuple[str, str, str], float] = {}

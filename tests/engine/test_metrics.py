@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
 DOCS = Path(__file__).parents[2] / "docs"
 RANK = {"model_name": "m", "tp_rank": "0"}
-DECLARED = {f"kvflow_{name}_total" for name, _ in metrics._COUNTERS}
+DECLARED = {f"kvflow_{name}_total" for name, _ in metrics.COUNTERS}
 Series = dict[tuple[str, str, str], float]
 """Values by name, tier and order class."""
 
@@ -71,7 +71,7 @@ def publish(exporter: metrics.Exporter, counters: Counters, regret: Regret, **tr
 
 
 def test_series_that_documents_name_exist() -> None:
-    gauges = {f"kvflow_{name}" for name, _ in metrics._GAUGES}
+    gauges = {f"kvflow_{name}" for name, _ in metrics.GAUGES}
     named = set(re.findall(r"kvflow_[a-z_]+", (DOCS / "operating.md").read_text()))
     assert named
     assert named <= DECLARED | gauges
@@ -102,7 +102,7 @@ def test_series_go_on_when_counters_are_set_to_zero(exporter: metrics.Exporter) 
 def test_every_gauge_is_the_state_of_its_name(exporter: metrics.Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     def gauges() -> dict[str, float | None]:
         value = prometheus_client.REGISTRY.get_sample_value
-        return {name: value(f"kvflow_{name}", RANK) for name, _ in metrics._GAUGES}
+        return {name: value(f"kvflow_{name}", RANK) for name, _ in metrics.GAUGES}
 
     monkeypatch.setattr(metrics, "degraded", Counter(claims=2, commands=5))
     trust = cast("Any", SimpleNamespace(share=0.25, regret=Regret()))
