@@ -84,7 +84,10 @@ class Pool:
         except Exception as error:  # nothing compiles it here, or it does not take this pool
             logger.warning("kvflow: torch writes what is reused, since FlashInfer cannot: %r", error)
             return False
-        return all(bool((layer[0] == 1).all()) for layer in (*self._keys, *self._values))
+        wrote = all(bool((layer[0] == 1).all()) for layer in (*self._keys, *self._values))
+        for layer in (*self._keys, *self._values):
+            layer[0] = 0
+        return wrote
 
     def _append(self, slots: torch.Tensor, kv: KV) -> None:
         """Write through FlashInfer's paged append; a page of SGLang's is so many consecutive pages of one token."""
