@@ -197,15 +197,16 @@ def tool_call(name: str, *, expected_s: float | None = None, verb: str | None = 
             answer = registry[call.name](**call.arguments)
 
     Args:
-        name: the tool.
+        name: the tool, as the model calls it: what is too long is cut.
         expected_s: how long the call usually takes, if you know.
-        verb: what the tool is told to do.
+        verb: what the tool is told to do; cut as well.
 
     Raises:
-        ValueError: an option is out of range.
+        ValueError: ``expected_s`` is out of range.
     """
-    checked("tool", ToolFact, workflow_id="-", agent="-", tool=name, event="start", expected_s=expected_s, verb=verb)
-    return ToolCall(name, expected_s, lambda: verb)
+    name, word = _legible(name) or "tool", None if verb is None else _legible(verb) or None
+    checked("tool_call", ToolFact, workflow_id="-", agent="-", tool=name, event="start", expected_s=expected_s)
+    return ToolCall(name, expected_s, lambda: word)
 
 
 def _word(verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
@@ -215,10 +216,15 @@ def _word(verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str |
         word = verb(*args, **kwargs)
         if word is None:
             return None
-        return str(word)[:MAX_NAME].encode(errors="replace").decode() or None
+        return _legible(word) or None
     except Exception:
         degraded("the verb of a tool call could not be told")
         return None
+
+
+def _legible(text: object) -> str:
+    """A text as servers take it: no longer than a name may be, and Unicode."""
+    return str(text)[:MAX_NAME].encode(errors="replace").decode()
 
 
 def _step_options(

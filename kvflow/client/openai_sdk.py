@@ -120,5 +120,7 @@ def _attach(options: Any, step: Step, server: Server) -> None:
 
 
 def _server_of(client: Any) -> Server:
-    api_key = getattr(client, "api_key", None)
-    return outbox().server(str(client.base_url), api_key=api_key if isinstance(api_key, str) else None)
+    key = getattr(client, "api_key", None)
+    return outbox().server(
+        str(client.base_url), authorization=f"Bearer {key}" if isinstance(key, str) and key else None
+    )

@@ -64,7 +64,7 @@ def reuse_action(step: Step, body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _ranges(segments: Mapping[str, str | None], body: Mapping[str, Any]) -> list[SegmentRange]:
-    """Find the texts, in the latest messages first: what stands in the earlier ones is likely to be cached."""
+    """Find the texts; of too many those in the latest messages: what stands in earlier ones is likely to be cached."""
     ranges: list[SegmentRange] = []
     for message, content in reversed(_texts(body)):
         for text, name in list(segments.items()):  # other threads may declare
@@ -72,7 +72,7 @@ def _ranges(segments: Mapping[str, str | None], body: Mapping[str, Any]) -> list
             while at >= 0 and len(ranges) < _MAX_RANGES:
                 ranges.append(SegmentRange(name=name, message=message, start=at, end=at + len(text)))
                 at = content.find(text, at + len(text))
-    return ranges
+    return sorted(ranges, key=lambda one: (one.message or 0, one.start or 0))
 
 
 def _texts(body: Mapping[str, Any]) -> list[tuple[int | None, str]]:

@@ -163,7 +163,11 @@ class Server:
         """
         with self._lock:
             answer, at_s = self._graphs.get(graph, (None, -math.inf))
-            if not self.takes_facts or self._declaring >= MOST_DECLARING:
+            if not self.takes_facts:
+                return answer or Answer.settled(False)
+            if self._declaring >= MOST_DECLARING:
+                if begins and answer is not None and not self._is_last(graph):
+                    self._declare_again(graph)  # by its next request
                 return answer or Answer.settled(False)
             if answer is None or self._clock() >= at_s + REDECLARE_S or (begins and not self._is_last(graph)):
                 self._declaring += 1

@@ -158,7 +158,7 @@ def _leave_after(done: asyncio.Future[Any] | Future[Any], opened: ExitStack) -> 
     """Leave a scope with what became of a future."""
     # asked by exception() it would count as retrieved, and asyncio not warn its owner who never does that
     error = CancelledError() if done.cancelled() else getattr(done, "_exception", None)
-    opened.__exit__(error and type(error), error, None)
+    opened.__exit__(type(error) if error is not None else None, error, None)
 
 
 def _left_with(result: T, opened: ExitStack) -> T:

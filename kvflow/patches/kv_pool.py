@@ -79,15 +79,17 @@ class Pool:
         if keys.shape != values.shape or keys.shape[-1] not in KERNEL_DIMS:
             return False
         ones = keys.new_ones((len(self._keys), 1, *keys.shape[1:]))
+        problem: Exception | None = None
         try:
             self._append(torch.zeros(1, dtype=torch.int64, device=self.device), KV(ones, ones))
         except Exception as error:  # nothing compiles it here, or it does not take this pool
-            logger.warning("kvflow: torch writes what is reused, since FlashInfer cannot: %r", error)
-            return False
+            problem = error
         wrote = all(bool((layer[0] == 1).all()) for layer in (*self._keys, *self._values))
         for layer in (*self._keys, *self._values):
             layer[0] = 0
-        return wrote
+        if not wrote:
+            logger.warning("kvflow: torch writes what is reused, since FlashInfer does not: %r", problem)
+        return wrote and problem is None
 
     def _append(self, slots: torch.Tensor, kv: KV) -> None:
         """Write through FlashInfer's paged append; a page of SGLang's is so many consecutive pages of one token."""

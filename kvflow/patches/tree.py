@@ -289,7 +289,7 @@ def _may_prefetch(settings: config.Settings) -> bool:
 
 
 def _labels(labels: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's own labels with the replica, which they have only with attention data parallelism."""
+    """SGLang's own labels with the replica: without attention data parallelism SGLang calls every one 0."""
     replica = get_parallel().dp_rank
     return labels if replica is None else {**labels, "dp_rank": replica}
 

@@ -193,6 +193,8 @@ class ProgramAdmission:
         for program in sorted((one for one in reversed(programs) if one.admitted and not one.busy), key=keeps):
             if not room.overfull:
                 return
+            if program.waiting and program.response_ratio(typical_s) > _OVERDUE and room.is_too_small_for(program):
+                continue  # it has its turn, and nobody else is let in
             program.admitted = False
             room.give_back(program)
 

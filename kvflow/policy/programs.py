@@ -88,10 +88,14 @@ class Room:
         if overdue and brought_tokens <= _LANE * self._room_tokens:
             return self._own_tokens + counted_tokens + brought_tokens <= (1 + _LANE) * self._room_tokens
         room_tokens = (1 - self._growth) * self._room_tokens
-        if overdue and brought_tokens > room_tokens:
+        if overdue and self.is_too_small_for(program):
             return not self.overfull
         known_tokens = self._shared_tokens if new_tokens else counted_tokens
         return self._own_tokens + known_tokens + brought_tokens <= room_tokens
+
+    def is_too_small_for(self, program: ProgramView) -> bool:
+        """Whether a program would not fit if there were no other."""
+        return program.live_tokens > (1 - self._growth) * self._room_tokens
 
     def take(self, program: ProgramView) -> None:
         """A program is let in."""

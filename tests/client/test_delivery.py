@@ -338,11 +338,14 @@ def test_facts_for_a_server_that_is_overloaded_for_long_are_kept(peer: Peer) -> 
     assert asked.speaks().known is True
 
 
-def test_a_key_that_was_set_for_a_server_is_not_replaced_by_one_that_a_client_makes_up(peer: Peer) -> None:
+def test_a_key_that_was_set_for_a_server_is_not_replaced_by_one_that_a_client_makes_up(
+    peer: Peer, sdk: Any, ask: Any
+) -> None:
     kvflow.configure(url=peer.url, api_key="real")
     with httpx.Client(headers={"Authorization": "Bearer none"}) as client, kvflow.workflow():
         kvflow.instrument(client).post(f"{peer.url}/v1/completions", json={"prompt": "hi"})
+        ask(kvflow.instrument(sdk(peer, api_key="none")))
     assert kvflow.flush()
-    assert peer.llm[0].headers["authorization"] == "Bearer none"
+    assert [request.headers["authorization"] for request in peer.llm] == ["Bearer none"] * 2
     others = [request for request in peer.received if request not in peer.llm]
     assert {request.headers["authorization"] for request in others} == {"Bearer real"}

@@ -362,5 +362,13 @@ def test_a_block_may_be_a_tool_call(peer: Peer) -> None:
     start, end, *_ = peer.facts
     assert (start["agent"], start["verb"], start["expected_s"]) == ("coder", "ls", 2)
     assert end["took_s"] >= 0.01
-    with pytest.raises(ValueError, match=r"^tool\(\): tool: String should have at least 1 character$"):
-        kvflow.tool_call("")
+    with pytest.raises(ValueError, match=r"^tool_call\(\): expected_s: "):
+        kvflow.tool_call("shell", expected_s=-1)
+
+
+@pytest.mark.parametrize(("name", "told"), [("", "tool"), ("x" * 200, "x" * 128), ("\ud800", "?")])
+def test_whatever_a_model_calls_a_tool_is_told(peer: Peer, name: str, told: str) -> None:
+    kvflow.configure(url=peer.url)
+    with kvflow.workflow(), kvflow.tool_call(name, verb=name):
+        pass
+    assert peer.told()[:2] == [(told, "start"), (told, "end")]

@@ -3,6 +3,6 @@
     scores      areas, losses, coverage        tools       durations of tool calls
     agents      who runs next, and whether     uses        when a context is used next
 
-Read by ``kvflow predict eval``; nothing here runs in a server. What a server takes from learned graphs is taken from
-``transitions`` and ``look_ahead`` here, which know what followed which two agents.
+Read by ``kvflow predict eval``; nothing here runs in a server. Where a server has learned graphs, evaluations have
+``transitions`` and ``look_ahead``, which know what followed which two agents.
 """

@@ -313,6 +313,8 @@ def test_one_that_is_overdue_and_fits_nowhere_does_not_have_all_wait_until_the_r
     huge = [program(150_000, waiting=True, held_s=200.0, served_s=10.0) for _ in range(2)]
     small = program(20_000, waiting=True, served_s=10.0)
     assert admitted(running, *huge, small) == [True, True, False, False]
+    for _ in range(5):  # until there is memory for its request
+        assert admitted(running, *huge, small) == [True, True, False, False]
     running.busy, running.waiting = False, True
     assert admitted(running, *huge, small) == [False, True, False, False]
 
