@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+from kvflow.predict.bounds import MAX_NAME_CHARS, touched
 from kvflow.predict.distribution import NOTHING_SEEN, Durations
 from kvflow.predict.histogram import Histogram, bin_of
 
@@ -18,7 +19,6 @@ _OWN_SHRINKAGE = 16.0
 """The same for a workflow's own calls: workflows differ less than tools do."""
 _MATERIAL = 1 / 32
 """A view is made anew when what it rests on has grown by this share, what it backs off to counting less."""
-_MAX_NAME_CHARS = 128
 _MAX_ID_CHARS = 256
 
 _Name = tuple[str | None, str, str | None]
@@ -69,7 +69,7 @@ class DurationModel:
             workflow: whose call it was; None (or more than 256 characters) learns for all workflows alike.
         """
         verb = verb or None
-        if not (0 <= seconds < math.inf) or not 0 < len(tool) <= _MAX_NAME_CHARS or len(verb or "") > _MAX_NAME_CHARS:
+        if not (0 <= seconds < math.inf) or not 0 < len(tool) <= MAX_NAME_CHARS or len(verb or "") > MAX_NAME_CHARS:
             return
         index = bin_of(seconds)
         self._root.histogram.add(index)
@@ -91,14 +91,7 @@ class DurationModel:
         return _view(chain if own is None else [*chain, own])
 
     def _touch(self, keys: OrderedDict[_Name, _Key], name: _Name, shrinkage: float) -> _Key:
-        key = keys.get(name)
-        if key is None:
-            if len(keys) >= self._max_keys:
-                keys.popitem(last=False)
-            key = keys[name] = _Key(shrinkage)
-        else:
-            keys.move_to_end(name)
-        return key
+        return touched(keys, name, self._max_keys, lambda: _Key(shrinkage))
 
 
 class _Key:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from kvflow.predict.bounds import MAX_NAME_CHARS, touched
+
 MAX_KEYS = 1024
 """Agents remembered; the one not seen for longest is forgotten."""
 MAX_KINDS = 32
@@ -13,7 +15,6 @@ _HALF_LIFE = 1024
 _GROWTH = 2 ** (1 / _HALF_LIFE)
 _RESCALE_AT = 1e100
 _LEAST = 1e-3
-_MAX_NAME_CHARS = 128
 
 
 class Endings:
@@ -38,17 +39,9 @@ class Endings:
 
     def observe(self, workflow_type: str, agent: str, kind: str, *, last: bool) -> None:
         """Learn that a step of some kind was the agent's last one, or was not."""
-        if max(len(workflow_type), len(agent), len(kind)) > _MAX_NAME_CHARS:
+        if max(len(workflow_type), len(agent), len(kind)) > MAX_NAME_CHARS:
             return
-        name = workflow_type, agent
-        kinds = self._agents.get(name)
-        if kinds is None:
-            if len(self._agents) >= self._max_keys:
-                self._agents.popitem(last=False)
-            kinds = self._agents[name] = _Kinds()
-        else:
-            self._agents.move_to_end(name)
-        kinds.add(kind, last=last)
+        touched(self._agents, (workflow_type, agent), self._max_keys, _Kinds).add(kind, last=last)
 
     def again(self, workflow_type: str, agent: str, kind: str, before: float) -> float:
         """Return the probability that the agent's context is used again, in [0.001, 0.999].

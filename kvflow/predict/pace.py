@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+from kvflow.predict.bounds import MAX_NAME_CHARS, touched
+
 MAX_KEYS = 1024
 """Workflow types and agents remembered; the one not seen for longest is forgotten."""
 MAX_WORKFLOWS = 8192
@@ -20,7 +22,6 @@ _OWN_FADE = 0.875
 """What a workflow's step still counts after the next one: load changes within a run, too."""
 _MOST = 8.0
 _LONGEST_S = 1e5
-_MAX_NAME_CHARS = 128
 _MAX_ID_CHARS = 256
 
 
@@ -61,20 +62,14 @@ class Pace:
         """Learn from a step that has ended."""
         if not (0 <= seconds < math.inf and 0 < len(workflow_id) <= _MAX_ID_CHARS):
             return
-        if not (0 < len(workflow_type) <= _MAX_NAME_CHARS and 0 < len(agent) <= _MAX_NAME_CHARS):
+        if not (0 < len(workflow_type) <= MAX_NAME_CHARS and 0 < len(agent) <= MAX_NAME_CHARS):
             return
         seconds = min(seconds, _LONGEST_S)
-        own = self._workflows.get(workflow_id)
-        if own is None:
-            if len(self._workflows) >= self._max_workflows:
-                self._workflows.popitem(last=False)
-            own = self._workflows[workflow_id] = _Own()
-        else:
-            self._workflows.move_to_end(workflow_id)
+        own = touched(self._workflows, workflow_id, self._max_workflows, _Own)
         own.add(seconds, self.typical_s(workflow_type, agent))
         self._all.add(seconds)
-        self._touch((workflow_type, agent)).add(seconds)
-        self._touch((workflow_type, None)).add(seconds)
+        for key in ((workflow_type, agent), (workflow_type, None)):
+            touched(self._keys, key, self._max_keys, _Mean).add(seconds)
 
     def step_s(self, workflow_id: str, workflow_type: str, agent: str) -> float:
         """Return how long this workflow's next step of an agent takes on average."""
@@ -104,16 +99,6 @@ class Pace:
     def forget(self, workflow_id: str) -> None:
         """Forget a workflow that has ended; one that is not known is no error."""
         self._workflows.pop(workflow_id, None)
-
-    def _touch(self, name: tuple[str, str | None]) -> _Mean:
-        mean = self._keys.get(name)
-        if mean is None:
-            if len(self._keys) >= self._max_keys:
-                self._keys.popitem(last=False)
-            mean = self._keys[name] = _Mean()
-        else:
-            self._keys.move_to_end(name)
-        return mean
 
 
 class _Mean:

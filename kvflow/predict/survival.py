@@ -6,6 +6,8 @@ import math
 from bisect import bisect_right
 from collections import OrderedDict
 
+from kvflow.predict.bounds import MAX_NAME_CHARS, touched
+
 MAX_KEYS = 1024
 """Workflow types and agents remembered; the one not seen for longest is forgotten. About 2 KB each."""
 COLD_START = 0.9
@@ -21,7 +23,6 @@ _OCTAVES = 8
 """Turns up to 16 have a bin each, further ones a quarter of an octave (19 %), all beyond 4096 the last."""
 _ENDLESS = 1 << 40
 _LEAST = 1e-3
-_MAX_NAME_CHARS = 128
 
 
 class Survival:
@@ -57,11 +58,11 @@ class Survival:
             ended: it is not used again. False if it was only lost sight of: the context has lived that long, but
                 perhaps longer.
         """
-        named = 0 < len(workflow_type) <= _MAX_NAME_CHARS and 0 < len(agent) <= _MAX_NAME_CHARS
+        named = 0 < len(workflow_type) <= MAX_NAME_CHARS and 0 < len(agent) <= MAX_NAME_CHARS
         if not named or turns < (1 if ended else 2):
             return
-        self._touch((workflow_type, agent)).add(turns, ended=ended)
-        self._touch((workflow_type, None)).add(turns, ended=ended)
+        for key in ((workflow_type, agent), (workflow_type, None)):
+            touched(self._keys, key, self._max_keys, _LifeTable).add(turns, ended=ended)
 
     def again(self, workflow_type: str, agent: str, turns: int) -> float:
         """Return the probability that a context is used at least once more after ``turns`` uses, in [0.001, 0.999].
@@ -84,16 +85,6 @@ class Survival:
         """
         table = self._keys.get((workflow_type, None))
         return 1.0 if table is None else table.eta
-
-    def _touch(self, name: tuple[str, str | None]) -> _LifeTable:
-        table = self._keys.get(name)
-        if table is None:
-            if len(self._keys) >= self._max_keys:
-                self._keys.popitem(last=False)
-            table = self._keys[name] = _LifeTable()
-        else:
-            self._keys.move_to_end(name)
-        return table
 
 
 class _LifeTable:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from kvflow.predict.bounds import MAX_NAME_CHARS, touched
+
 MAX_CONTEXTS = 4096
 """Contexts of all workflow types together; the one not seen for longest is forgotten."""
 MAX_FOLLOWERS = 32
@@ -14,7 +16,6 @@ _HALF_LIFE = 256
 """So many further observations of a context let one count half."""
 _GROWTH = 2 ** (1 / _HALF_LIFE)
 _RESCALE_AT = 1e100
-_MAX_NAME_CHARS = 128
 _BEFORE = ""
 """Stands for what was before the first agent; no agent is called so."""
 
@@ -61,10 +62,10 @@ class Transitions:
         and so is what follows them.
         """
         recent = history[-self._order :] if self._order else ()
-        if not all(0 < len(name) <= _MAX_NAME_CHARS for name in (workflow_type, nxt, *recent)):
+        if not all(0 < len(name) <= MAX_NAME_CHARS for name in (workflow_type, nxt, *recent)):
             return
         for context in self._contexts_of(recent):
-            self._touch((workflow_type, context)).add(nxt)
+            touched(self._contexts, (workflow_type, context), self._max_contexts, _Followers).add(nxt)
 
     def probabilities(self, workflow_type: str, history: Sequence[str]) -> dict[str, float]:
         """Return how likely each known agent is to run next.
@@ -83,16 +84,6 @@ class Transitions:
         """Return the contexts of an observation, the shortest first."""
         padded = (_BEFORE,) * (self._order - len(recent)) + tuple(recent)
         return [padded[self._order - length :] for length in range(self._order + 1)]
-
-    def _touch(self, name: _Context) -> _Followers:
-        followers = self._contexts.get(name)
-        if followers is None:
-            if len(self._contexts) >= self._max_contexts:
-                self._contexts.popitem(last=False)
-            followers = self._contexts[name] = _Followers()
-        else:
-            self._contexts.move_to_end(name)
-        return followers
 
 
 class _Followers:
