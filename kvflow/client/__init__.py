@@ -5,9 +5,10 @@ background thread. Knows the wire (``kvflow.hints``) and nothing of policies or 
 program, or holds it up for longer than the first question to a server takes: a failure to hint means no hint.
 
     decorators   workflow, step, agent, tool      scopes, tools       what happens when one begins and ends
-    context      who is running, in this task     wrapping            running a function inside a scope
+    context      who is running, in this task     wrapping, relays    running a function inside a scope
     carriers     openai_sdk, httpx_client         hinting             the envelope for one request
     segments     texts that several prompts quote    feedback  what came of a workflow
+    graphs       the documents of declared graphs
     facts        telling what happens             outbox              facts on their way
     server       one server, and what it knows    answer              a question to it
     recorder     writing down what happens, for ``kvflow trace record``

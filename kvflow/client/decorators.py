@@ -6,15 +6,14 @@ A decorator changes nothing about the call it decorates; see :mod:`kvflow.client
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
 from kvflow.client.degraded import degraded
+from kvflow.client.graphs import document_of, type_of
 from kvflow.client.scopes import Step, StepOptions, Workflow, WorkflowOptions, known_as
 from kvflow.client.server import GraphDeclaration
 from kvflow.client.tools import ToolCall
@@ -64,9 +63,9 @@ def workflow(
         TypeError: ``type`` is not a text, ``id`` or ``tenant`` no text, number or UUID, or a function is decorated with
             an ``id``.
     """
-    document = None if graph is None else _document(graph, type or "default")
+    document = None if graph is None else document_of(graph, type or "default")
     if type is None:
-        type = _type_of(document)
+        type = type_of(document)
     if not isinstance(type, str):
         raise TypeError(f"workflow() takes a type of workflow, not {type!r}; as a decorator write @kvflow.workflow()")
     checked("workflow", StepFact, workflow_id="-", agent="-", workflow_type=type)
@@ -259,36 +258,3 @@ def _step_options(
 def _name_of(fn: Any) -> str:
     named = fn.__func__ if isinstance(fn, staticmethod | classmethod) else fn
     return getattr(named, "__name__", type(named).__name__)
-
-
-def _document(graph: AgentStepGraph | Mapping[str, Any] | str | PathLike[str], workflow_type: str) -> str | None:
-    """A graph as JSON; None if it cannot be read."""
-    try:
-        return json.dumps(graph if isinstance(graph, Mapping) else _fields(graph), sort_keys=True)
-    except Exception:
-        degraded("the graph of workflow type %r could not be read", workflow_type)
-        return None
-
-
-def _fields(graph: AgentStepGraph | str | PathLike[str]) -> dict[str, Any]:
-    from kvflow.graph import to_dict
-
-    if not isinstance(graph, str | PathLike):
-        return to_dict(graph)
-    path = Path(graph).absolute()
-    seen = path.stat()
-    return _read(path, seen.st_mtime_ns, seen.st_size)
-
-
-@lru_cache(maxsize=64)
-def _read(path: Path, changed_ns: int, size: int) -> dict[str, Any]:
-    """Read a graph's file, once for as long as it stays as it is: a program may begin a workflow for every request."""
-    from kvflow.graph import load, to_dict
-
-    return to_dict(load(path))
-
-
-def _type_of(document: str | None) -> str:
-    """The type that a graph names, unless it has only the name that graphs have by default."""
-    name = json.loads(document).get("name") if document is not None else None
-    return name if isinstance(name, str) and name != "workflow" else "default"
