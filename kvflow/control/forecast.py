@@ -179,7 +179,7 @@ class Forecaster:
         waits = [wait for (owner, _), wait in workflow.waits.items() if owner == agent]
         # Its step goes on, or waits for a tool all the same: the tool, or the client, has the word.
         if (waits or not steps) and context is not None and context.turns:
-            again = self._again(workflow, agent, context)
+            again = self._again(workflow, agent, context, now_s)
             # of steps side by side, whichever goes on first uses the context
             after = partial(self._after, workflow, agent, context)
             uses = [_goes_on(own, again, now_s, after) for own in _side_by_side(waits, context)]
@@ -238,7 +238,7 @@ class Forecaster:
         """Forecast from experience alone: an undeclared graph says less than how such agents have returned so far."""
         returns = self.returns.of(_RETURN, _key(workflow, agent))
         elapsed_s = max(0.0, now_s - (context.answered_s or now_s))
-        alive = still_alive(self._again(workflow, agent, context), returns.longer_than(elapsed_s))
+        alive = still_alive(self._again(workflow, agent, context, now_s), returns.longer_than(elapsed_s))
         return alive, round(now_s + returns.residual_s(elapsed_s), 2)
 
     def _pause_s(self, workflow: Workflow, agent: str, context: Context) -> float | None:
@@ -247,9 +247,11 @@ class Forecaster:
             return None
         return round(self.returns.of(_RETURN, _key(workflow, agent)).residual_s(0.0), 2)
 
-    def _again(self, workflow: Workflow, agent: str, context: Context) -> float:
+    def _again(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> float:
         """Probability that a context is used at least once more."""
         before = self.survival.again(workflow.workflow_type, agent, context.turns)
+        if not context.last_tool and workflow.is_untold(context.answered_s, now_s):
+            return before
         return self.endings.again(workflow.workflow_type, agent, context.last_tool, before)
 
     def _durations(self, workflow: Workflow, wait: ToolWait) -> Durations:

@@ -52,7 +52,6 @@ class ControlPlane:
         self._workflows = WorkflowTable()
         self.threads = Threads(settings.intake.max_workflows, quotes=quotes)
         self._untold: list[WorkflowUpdate] = []
-        self._answered: dict[str, Workflow] = {}
         self._unseen: deque[str] = deque()
         self._claims = 0
         self._let_go: OrderedDict[tuple[str, str], float] = OrderedDict()
@@ -99,8 +98,9 @@ class ControlPlane:
     def answered(self, workflow_id: str, agent: str, asked: Context | None = None, *, given_up: bool = False) -> bool:
         """A request of an agent has been answered, or given up; tells whether that is of a workflow that lives.
 
-        What that predicts is told with what is heard of the workflow next, or else by the next :meth:`expire`. Until
-        then the claim says when the context is expected to be used again (`ClaimPrediction.pause_s`).
+        What that predicts is told with what is heard of the workflow next, or else by :meth:`expire`, half a second
+        later: whether a tool has been called may not have been told yet. Until then the claim says when the context is
+        expected to be used again (`ClaimPrediction.pause_s`).
 
         Args:
             workflow_id: whose request it was.
@@ -122,7 +122,7 @@ class ControlPlane:
             context.turns -= given_up
             context.last_tool = context.last_tool if given_up else ""
             self._workflows.touch(workflow, now_s)
-            self._answered[workflow_id] = workflow
+            workflow.answered_s = now_s
         return True
 
     def finish(self, workflow_id: str) -> list[WorkflowUpdate]:
@@ -161,13 +161,14 @@ class ControlPlane:
             self._retire(workflow, ended=False, over=None)  # a guess, from which nothing is to be learned
         else:
             expired = workflow.expire_pins(now_s)
-            if expired or workflow.workflow_id in self._answered or now_s >= workflow.revisit_s:
+            answered = workflow.answered_s is not None and not workflow.is_untold(workflow.answered_s, now_s)
+            if expired or answered or now_s >= workflow.revisit_s:
                 self._predict(workflow)
 
     def view(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Describe the live workflows, or so many of them, the one that was heard of last first."""
         for workflow in list(islice(reversed(self._workflows), limit)):
-            if workflow.workflow_id in self._answered:
+            if workflow.answered_s is not None:
                 with suppress(Exception):  # whatever it is, it must not keep anybody from looking
                     self._predict(workflow)
         now_s = self._clock()
@@ -189,7 +190,7 @@ class ControlPlane:
         if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.intake.max_agents:
             return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
         workflow.tenant = workflow.tenant or fact.tenant
-        self._workflows.touch(workflow, self._clock())
+        self._workflows.hear(workflow, self._clock())
         known_step, over_s = workflow.latest, workflow.ended_s
         ends_told = self.forecaster.hears_ends(workflow)
         step_id, answered = workflow.start(fact.agent, fact.step_id, ends_told=ends_told)
@@ -240,7 +241,7 @@ class ControlPlane:
         return context
 
     def _step_end(self, workflow: Workflow, fact: StepFact, intake: Intake) -> tuple[Status, str]:
-        self._workflows.touch(workflow, self._clock())
+        self._workflows.hear(workflow, self._clock())
         step_id = workflow.end(fact.agent, fact.step_id)
         started_s = workflow.started_s.pop((fact.agent, step_id or ""), None)
         if started_s is not None:
@@ -266,7 +267,7 @@ class ControlPlane:
         workflow = self._workflows.get(fact.workflow_id)
         if workflow is None:
             return Status.MISSING, "workflow is not live"
-        self._workflows.touch(workflow, self._clock())
+        self._workflows.hear(workflow, self._clock())
         key = (fact.agent, fact.call_id or fact.tool)
         now_s = self._clock()
         wait = ToolWait(
@@ -337,9 +338,10 @@ class ControlPlane:
 
     def _predict(self, workflow: Workflow) -> None:
         workflow.revisit_s = math.inf  # should it fail, others have their turn
-        self._answered.pop(workflow.workflow_id, None)
         self._follow(workflow)
         now_s = self._clock()
+        if not workflow.is_untold(workflow.answered_s, now_s):
+            workflow.answered_s = None
         steps = workflow.steps(self._settings.eviction.prediction)
         others = self._claims - workflow.claims_sent
         most_ahead = MOST_AHEAD if others < _AHEAD_SHARE * _MOST_CLAIMS else 0
@@ -360,7 +362,6 @@ class ControlPlane:
         """Forget a workflow, and then learn from it; see :meth:`Forecaster.workflow_ended`."""
         self._workflows.remove(workflow)
         self._claims -= workflow.claims_sent
-        self._answered.pop(workflow.workflow_id, None)
         self._coming.ended(workflow.workflow_type)
         self._untold.append(
             WorkflowUpdate(workflow_id=workflow.workflow_id, workflow_type=workflow.workflow_type, retired=True)

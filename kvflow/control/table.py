@@ -61,6 +61,7 @@ class WorkflowTable:
             workflow_type=fact.workflow_type,
             parent_id=self._parent_id(fact.workflow_id, fact.parent_workflow_id),
             last_seen_s=now_s,
+            heard_s=now_s,
             children=self._children.setdefault(fact.workflow_id, set()),
         )
         self._workflows[fact.workflow_id] = workflow
@@ -76,6 +77,11 @@ class WorkflowTable:
         for name in (workflow.workflow_id, workflow.parent_id):
             if name and name not in self._workflows and not self._children[name]:
                 del self._children[name]
+
+    def hear(self, workflow: Workflow, now_s: float) -> None:
+        """Note a fact of a workflow."""
+        workflow.heard_s = now_s
+        self.touch(workflow, now_s)
 
     def touch(self, workflow: Workflow, now_s: float) -> None:
         """Note a sign of life; a sub-workflow is one for its parents too."""

@@ -12,6 +12,9 @@ from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _MOST_STEPS = 1024
 """Of a workflow that may be under way."""
+_UNTOLD_S = 0.5
+"""Within so long of an answer its program tells which tool it calls, or that it is over: the client lets facts linger
+for a fifth of a second."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +63,9 @@ class Workflow:
     """State of one live workflow.
 
     Attributes:
-        last_seen_s: clock reading of the latest fact.
+        last_seen_s: clock reading of the latest fact or answer, of a sub-workflow, too.
+        heard_s: clock reading of the latest fact of its own.
+        answered_s: when it was answered last; None once what that predicts has been told.
         children: sub-workflows that live, by id.
         contexts: by agent, for those that have sent requests.
         waits: tool calls under way, by (agent, call).
@@ -78,6 +83,8 @@ class Workflow:
     workflow_id: str
     workflow_type: str
     last_seen_s: float
+    heard_s: float
+    answered_s: float | None = None
     parent_id: str | None = None
     tenant: str | None = None
     cursor: Cursor | None = None
@@ -107,6 +114,10 @@ class Workflow:
     def waits_as_told(self, now_s: float) -> bool:
         """Whether a tool is under way that takes, as its client has said, until later than now."""
         return any(wait.told_s > now_s for wait in self.waits.values())
+
+    def is_untold(self, answered_s: float | None, now_s: float) -> bool:
+        """Whether nothing has been heard since an answer, which says nothing yet: what follows may be on its way."""
+        return answered_s is not None and self.heard_s < answered_s and now_s < answered_s + _UNTOLD_S
 
     def has_own_graph(self, graph: AgentStepGraph) -> bool:
         """Whether it follows a declared graph with agents that this one has not: its type has another since."""

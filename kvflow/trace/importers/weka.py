@@ -13,7 +13,9 @@ Assumed, beyond what the source says:
   time since that was sent.
 * ``think_time`` is a tool named ``client`` if the call before it stopped for a tool and the request brings the result
   (the tool and any wait for permission; the source has no tool names), else it is the client's delay.
-* A sub-agent is spawned where it stands in the list, and joined before the first request that starts after its end.
+* ``t`` of a sub-agent is when it was over, and the times in it are since it began, ``duration_ms`` before. Of one that
+  was launched and not waited for it is when it began; that has no duration.
+* A sub-agent is joined before the first request that starts after its end.
   ``think_time`` counts from its last answer then, as the part before that is its own.
 * No two sessions share contents: numbers mean nothing outside their row, so that fixed prompts, whose lengths
   (``tool_tokens``, ``system_tokens``) the source has, are not known to be alike.
@@ -112,6 +114,22 @@ class WekaImporter(Importer):
         ]
 
 
+def _begun_s(entry: _Request | _Agent) -> float:
+    waited_ms = entry.duration_ms or 0.0 if isinstance(entry, _Agent) else 0.0
+    return entry.t - max(0.0, waited_ms) / 1000
+
+
+def _as_begun(entries: Sequence[_Request | _Agent]) -> list[_Request | _Agent]:
+    """A thread's requests in their order, with its sub-agents where they began."""
+    ordered: list[_Request | _Agent] = []
+    for entry in entries:
+        place = len(ordered)
+        while isinstance(entry, _Agent) and place and _begun_s(ordered[place - 1]) > _begun_s(entry):
+            place -= 1
+        ordered.insert(place, entry)
+    return ordered
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     call: str
@@ -137,8 +155,8 @@ class _Threads:
         events = self.events[name] = thread.events
         running: dict[str, float] = {}
         end_s = start_s + max(0.0, log.duration_ms or 0.0) / 1000
-        for entry in log.requests:
-            at_s = round(start_s + entry.t, 6)
+        for entry in _as_begun(log.requests):
+            at_s = round(start_s + max(0.0, _begun_s(entry)), 6)
             if isinstance(entry, _Agent):
                 child = self._names.unique(f"side:{entry.subagent_type or 'agent'}")
                 events.append(Timed(at_s, Spawn(workflow=self.workflow, thread=name, t=at_s, child=child)))

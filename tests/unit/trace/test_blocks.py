@@ -94,7 +94,7 @@ def test_silence_before_an_untimed_request_is_not_counted_again_behind_it(import
 
 def test_a_sub_agent_runs_beside_its_parent_until_its_end(imported: Any) -> None:
     side = {
-        "t": 3.0,
+        "t": 23.0,
         "type": "subagent",
         "subagent_type": "Explore",
         "duration_ms": 20_000,
@@ -103,7 +103,7 @@ def test_a_sub_agent_runs_beside_its_parent_until_its_end(imported: Any) -> None
         "requests": [request(0, 64, 1, [0, 90, 1]), request(4, 128, 1, [1, 91, 1])],
     }
     found = imported(
-        weka(request(0, 64, 1, [0, 1, 1]), side, request(10, 128, 1, [1, 2, 1]), request(30, 192, 1, [2, 3, 1]))
+        weka(request(0, 64, 1, [0, 1, 1]), request(10, 128, 1, [1, 2, 1]), side, request(30, 192, 1, [2, 3, 1]))
     )
     child = next(event.child for event in found.events if isinstance(event, Spawn))
     assert child == "side:Explore"
@@ -116,7 +116,7 @@ def test_a_sub_agent_runs_beside_its_parent_until_its_end(imported: Any) -> None
 
 @pytest.mark.parametrize("is_tool", [True, False])
 def test_waiting_for_a_sub_agent_is_no_time_of_the_tool_or_of_the_client(imported: Any, is_tool: bool) -> None:
-    side = {"t": 3.0, "duration_ms": 30_000, "requests": [request(0, 64, 1, [0, 90, 1], api_time=25.0)]}
+    side = {"t": 33.0, "duration_ms": 30_000, "requests": [request(0, 64, 1, [0, 90, 1], api_time=25.0)]}
     stops = {"stop": "tool_use" if is_tool else "end_turn"}
     found = imported(
         weka(
@@ -130,8 +130,8 @@ def test_waiting_for_a_sub_agent_is_no_time_of_the_tool_or_of_the_client(importe
 
 
 def test_a_sub_agent_that_nobody_waits_for_takes_no_time_from_a_tool(imported: Any) -> None:
-    side = {"t": 3.0, "duration_ms": 60_000, "requests": [request(0, 64, 1, [0, 90, 1], api_time=60.0)]}
-    found = imported(weka(request(0, 64, 1, [0, 1, 1]), side, request(40, 128, 1, [1, 2, 1], think_time=38.0)))
+    side = {"t": 63.0, "duration_ms": 60_000, "requests": [request(0, 64, 1, [0, 90, 1], api_time=60.0)]}
+    found = imported(weka(request(0, 64, 1, [0, 1, 1]), request(40, 128, 1, [1, 2, 1], think_time=38.0), side))
     assert [end.seconds for end in found.tool_ends] == [38.0]
 
 
