@@ -38,7 +38,7 @@ ReuseMode = Literal["off", "rotate", "rotate+repair", "kvcomm", "kvcomm+repair"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Eviction(_Section):

@@ -12,6 +12,7 @@ from kvflow.control.step_lengths import StepLengths
 from kvflow.control.workflow import Context, ToolWait, Workflow
 from kvflow.graph import NextUse
 from kvflow.predict import ClaimPrediction, DurationModel, Durations, Pace, Survival, continuum_ttl
+from kvflow.predict.bounds import touched
 from kvflow.predict.endings import Endings
 from kvflow.predict.next_use import Wait, mean_ahead_s, next_use, still_alive
 
@@ -25,7 +26,7 @@ _DIES = 0.02
 """Share of pauses that no client comes back from, before anything is known."""
 _WAITED_WEIGHT = 0.05
 _MOST_TYPES = 1024
-"""Of which it is known that their clients say when tools end."""
+"""Of which it is known that their clients say when tools end, or that they go through their graphs more than once."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Forecaster:
     endings: Endings = field(default_factory=Endings)
     queue_s: float = 0.0
     reload_s: float = 0.0
-    _hears_ends: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _hears_ends: OrderedDict[str, bool] = field(default_factory=OrderedDict)
+    _restart: OrderedDict[str, bool] = field(default_factory=OrderedDict)
 
     def waited(self, queue_s: float, reload_s: float) -> None:
         """Learn what one request whose context was gone had to wait for."""
@@ -69,10 +71,7 @@ class Forecaster:
 
     def hear_end(self, workflow: Workflow) -> None:
         """A client says that a tool has ended: those of the type do."""
-        self._hears_ends[workflow.workflow_type] = None
-        self._hears_ends.move_to_end(workflow.workflow_type)
-        if len(self._hears_ends) > _MOST_TYPES:
-            self._hears_ends.popitem(last=False)
+        touched(self._hears_ends, workflow.workflow_type, _MOST_TYPES, bool)
 
     def hears_ends(self, workflow: Workflow) -> bool:
         """Whether clients of the type say when tools end."""
@@ -191,11 +190,11 @@ class Forecaster:
             return alive(), round(now_s, 1)
         if ahead is None:  # only the graph's earliest step is known, or nothing at all
             later = 1.0 if steps is not None else 0.0
-        if _is_declared(workflow, agent) or context is None or not context.turns:
+        if self._is_declared(workflow, agent) or context is None or not context.turns:
             later *= alive()
         else:
             later, due_s = self._return(workflow, agent, context, now_s)
-            if ahead is None or ahead.steps is None:
+            if ahead is None or ahead.steps is None or _is_between_runs(workflow):
                 return later, due_s
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             return later, round(now_s + (steps or 0.0) * self._turn_s(workflow, agent), 1)
@@ -232,7 +231,20 @@ class Forecaster:
 
     def _may_return(self, workflow: Workflow, agent: str) -> bool:
         """Whether an agent of which nobody knows when it runs may run again: a declared graph knows of those it has."""
-        return agent in workflow.contexts and not _is_declared(workflow, agent)
+        return agent in workflow.contexts and not self._is_declared(workflow, agent)
+
+    def _is_declared(self, workflow: Workflow, agent: str) -> bool:
+        """Whether a graph that somebody has declared says when an agent runs.
+
+        Of what goes through its graph again and again, as conversations do, it does not say when, nor whether.
+        """
+        cursor = workflow.cursor
+        if cursor is None or not workflow.declared:
+            return workflow.declared
+        if cursor.restarted:
+            touched(self._restart, workflow.workflow_type, _MOST_TYPES, bool)
+        goes_on = cursor.restarted or (cursor.at_end and workflow.workflow_type in self._restart)
+        return agent in cursor.graph and not goes_on
 
     def _return(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> tuple[float, float]:
         """Forecast from experience alone: an undeclared graph says less than how such agents have returned so far."""
@@ -338,9 +350,11 @@ def _side_by_side(waits: Sequence[ToolWait], context: Context) -> list[list[Tool
     return [*steps.values(), []] if asks else [*steps.values()]
 
 
-def _is_declared(workflow: Workflow, agent: str) -> bool:
-    """Whether a graph that somebody has declared says when an agent runs."""
-    return workflow.declared and (workflow.cursor is None or agent in workflow.cursor.graph)
+def _is_between_runs(workflow: Workflow) -> bool:
+    """Whether nothing runs of what goes through a declared graph again and again; no graph tells how long."""
+    return (
+        workflow.declared and workflow.cursor is not None and workflow.cursor.restarted and not workflow.cursor.active
+    )
 
 
 def _key(workflow: Workflow, agent: str) -> str:

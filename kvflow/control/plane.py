@@ -98,9 +98,8 @@ class ControlPlane:
     def answered(self, workflow_id: str, agent: str, asked: Context | None = None, *, given_up: bool = False) -> bool:
         """A request of an agent has been answered, or given up; tells whether that is of a workflow that lives.
 
-        What that predicts is told with what is heard of the workflow next, or else by :meth:`expire`, half a second
-        later: whether a tool has been called may not have been told yet. Until then the claim says when the context is
-        expected to be used again (`ClaimPrediction.pause_s`).
+        What that predicts is told with what is heard of the workflow next, or by :meth:`expire`, half a second later: a
+        tool that it calls may not be told of yet. Until then the claim has `ClaimPrediction.pause_s`.
 
         Args:
             workflow_id: whose request it was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from kvflow.graph.steps import steps_to_execution
 if TYPE_CHECKING:
     from kvflow.graph.model import AgentStepGraph
 
+_ALL = 1 - 1e-6
+"""What probabilities of a branch sum to, but for rounding, if one of its alternatives is taken always."""
 _MOST_STEPS = 1024
 """Steps of one run that are told apart: so many that run side by side, and so many that have ended."""
 
@@ -26,14 +29,19 @@ class Cursor:
 
     The state is the running agents and the *satisfied* edges: those whose source has finished while their target
     has not started since. Starting an agent consumes the edges into it; an alternative so consumed closes its branch.
+    A branch of which nothing may be taken is also closed when something that runs beside it has ended, and every branch
+    when its source starts anew.
 
     Attributes:
         graph: the graph followed; it may grow, or be replaced by a better one, while the workflow runs.
+        restarted: the run has begun again where nothing of it was under way or due, as conversations do.
     """
 
     def __init__(self, graph: AgentStepGraph) -> None:
         self.graph = graph
+        self.restarted = False
         self._running: dict[str, set[str]] = {START: set()}
+        self._causes: dict[str, list[str]] = {}
         self._past_steps: dict[tuple[str, str], None] = {}
         self._satisfied: set[Edge] = set()
         self._flow = graph.flow
@@ -56,6 +64,11 @@ class Cursor:
     def finished(self) -> bool:
         """Whether the workflow has been declared finished."""
         return END in self._running
+
+    @property
+    def at_end(self) -> bool:
+        """Whether nothing of the run is under way, and nothing can come, as far as the graph tells."""
+        return not self.active - {END} and all(count is None for name, count in self.steps.items() if name != END)
 
     @property
     def steps(self) -> Mapping[str, int | None]:
@@ -104,11 +117,13 @@ class Cursor:
         steps = self._running.get(agent)
         if steps is not None and (step_id in steps or (step_id is None and not self._is_due(agent))):
             return
-        self._take_edges_into(agent)
+        causes = self._take_edges_into(agent)
         for ends in (START, END):  # a run may be seen first in the middle, and go on after its end
             self._running.pop(ends, None)
         if agent not in self._running:
             self._running[agent] = set()
+            self._causes[agent] = causes
+            self._satisfied.difference_update((agent, target) for target in self.graph.alternatives(agent))
             self._past_steps = {step: None for step in self._past_steps if step[0] != agent}
         if step_id is not None and sum(map(len, self._running.values())) < _MOST_STEPS:
             self._running[agent].add(step_id)
@@ -146,22 +161,36 @@ class Cursor:
         flow = self._flow
         return flow.is_due(flow.index[agent], flow.mask(self._running), flow.arrived(self._satisfied))
 
-    def _take_edges_into(self, agent: str) -> None:
+    def _take_edges_into(self, agent: str) -> list[str]:
+        """Consume the edges into an agent that starts; returns where they come from."""
         if not self._is_due(agent):
+            self.restarted = self.restarted or not self._running.keys() - {END}
             for source in self.graph.predecessors(agent):
                 if source in self._running:
                     self._leave(source)
-        for source in [source for source, target in self._satisfied if target == agent]:
+        causes = [source for source, target in self._satisfied if target == agent]
+        for source in causes:
             taken = {agent}
             if source in self._flow.index and agent in (branch := self.graph.alternatives(source)):
                 taken.update(branch)
             self._satisfied.difference_update((source, target) for target in taken)
+        return causes
 
     def _leave(self, agent: str) -> None:
         """Let an agent finish: every edge out of it becomes satisfied, of a branch all alternatives."""
         self._pass(agent, self._running.pop(agent))
         flow = self._flow
+        for source in self._causes.pop(agent, ()):
+            self._close(source)
         self._satisfied.update((agent, flow.names[v]) for v in flow.successors[flow.index[agent]])
+
+    def _close(self, source: str) -> None:
+        """What may follow a source, and has not when something that follows it has ended already, does not any more."""
+        if source not in self._flow.index:
+            return
+        branch = self.graph.alternatives(source)
+        if math.fsum(self.graph.probability(source, target) or 0.0 for target in branch) < _ALL:
+            self._satisfied.difference_update((source, target) for target in branch)
 
     def _pass(self, agent: str, steps: Iterable[str]) -> None:
         """Remember steps as ended; of all agents' together the latest."""

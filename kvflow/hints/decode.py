@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from kvflow.errors import HintDecodeError
 from kvflow.hints.commands import VERBS, Command
@@ -107,7 +107,7 @@ def decode_envelope(value: object) -> DecodedHints:
         _check_size(action.payload, f"actions.{index}.payload")
         if action.action_type in VERBS:
             try:
-                command = Command.model_validate(_known(action, Command))
+                command = Command.model_validate(action.payload, extra=_extra(action))
             except ValidationError as error:
                 outcomes.append(_unsupported(action, str(_decode_error(error, prefix="payload"))))
                 continue
@@ -115,7 +115,7 @@ def decode_envelope(value: object) -> DecodedHints:
             continue
         model = Segments if action.action_type == SEGMENTS_TYPE else FACT_MODELS[action.action_type]
         try:
-            payload = model.model_validate(_known(action, model))
+            payload = model.model_validate(action.payload, extra=_extra(action))
         except ValidationError as error:
             raise _decode_error(error, prefix=f"actions.{index}.payload") from None
         if isinstance(payload, Segments):
@@ -129,11 +129,9 @@ def _unsupported(action: Action, reason: str) -> Outcome:
     return Outcome(action_id=action.action_id, action_type=action.action_type, status=Status.UNSUPPORTED, reason=reason)
 
 
-def _known(action: Action, model: type[BaseModel]) -> Mapping[str, Any]:
-    """The payload of an action; of a version that may have more fields, those that are known."""
-    if action.action_version in (ACTION_VERSION, f"{ACTION_VERSION}.0"):
-        return action.payload
-    return {name: value for name, value in action.payload.items() if name in model.model_fields}
+def _extra(action: Action) -> Literal["forbid", "ignore"]:
+    """Fields of a payload that are not known are mistakes, unless it is of a version that may have more."""
+    return "forbid" if action.action_version in (ACTION_VERSION, f"{ACTION_VERSION}.0") else "ignore"
 
 
 def _unsupported_reason(action: Action) -> str:

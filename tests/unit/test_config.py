@@ -91,6 +91,13 @@ def test_costs_and_tolerated_losses_are_not_negative(monkeypatch: pytest.MonkeyP
         config.load()
 
 
+def test_no_setting_is_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor could the status be told as JSON."""
+    monkeypatch.setenv("KVFLOW_INTAKE__WORKFLOW_IDLE_S", "inf")
+    with pytest.raises(ConfigError, match="finite"):
+        config.load()
+
+
 @pytest.mark.parametrize("text", ["guard: [1, 2", "- guard", "guard", "3", "1: 2", "\udcff"])
 def test_a_file_without_settings_is_an_error_that_names_it(
     text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -132,29 +132,6 @@ def test_what_the_client_expects_of_a_tool_counts_until_it_has_passed(driver: Dr
     assert driver.left_s("w") > 0
 
 
-def test_contexts_that_usually_end_here_are_not_expected_back(driver: Driver) -> None:
-    for index in range(40):
-        workflow = f"old{index}"
-        driver.turn(workflow, 1.0)
-        driver.ask(workflow)
-        driver.clock.now_s += 1
-        driver.answer(workflow)  # without a tool: the last answer
-        driver.clock.now_s += 1
-        driver.end(workflow)
-    driver.turn("w", 1.0)
-    driver.ask("w")
-    driver.clock.now_s += 1
-    driver.answer("w")
-    found = []
-    for _ in range(3):  # the tool that it calls, if any, is told of within half a second
-        driver.expire()
-        found.append(driver.claims["w"]["coder"].probability)
-        driver.clock.now_s += 0.25
-    assert found[0] == found[1] > 0.5 > found[2]
-    driver.tool("w", "start", verb="ls")
-    assert driver.claims["w"]["coder"].probability > 0.5
-
-
 def test_a_parent_is_kept_while_its_sub_workflow_runs(driver: Driver) -> None:
     for index in range(20):
         driver.turn(f"old{index}", 1.0)

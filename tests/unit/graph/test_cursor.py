@@ -284,3 +284,40 @@ def test_the_graph_can_be_replaced_by_a_better_one():
     cursor.start("d")
     assert cursor.active == {"d"}
     assert cursor.steps == {"d": 0, END: 1}
+
+
+def test_an_agent_that_may_run_beside_another_does_not_once_that_has_ended():
+    graph = AgentStepGraph().chain(START, "plan", "write", "edit", END)
+    graph.edge("plan", "check", probability=0.2).edge("check", "legal").edge("legal", END)
+    cursor = follow(graph, "plan", "write")
+    assert cursor.next_use["check"] == NextUse(probability=0.2, steps=1.0)
+    cursor.end("write")
+    assert cursor.next_use["check"] == cursor.next_use["legal"] == NextUse(probability=0.0, steps=None)
+    cursor.start("check")
+    assert cursor.steps["legal"] == 1, "late, but it runs"
+
+
+def test_a_branch_is_drawn_anew_when_its_source_starts_again():
+    graph = AgentStepGraph().edge(START, "agent").edge("agent", "search", probability=0.3)
+    graph.edge("agent", END, probability=0.7).edge("search", "agent")
+    cursor = Cursor(graph)
+    for _ in range(3):
+        cursor.start("agent", "step")
+        assert cursor.next_use["search"].probability == pytest.approx(0.3)
+        cursor.end("agent", "step")
+        assert cursor.satisfied == {("agent", "search"), ("agent", END)}
+
+
+def test_a_run_that_begins_again_after_its_end_is_told_from_one_that_goes_on():
+    graph = AgentStepGraph().chain(START, "router", "writer", END)
+    cursor = Cursor(graph)
+    assert not cursor.at_end
+    for agent in ("router", "writer"):
+        cursor.start(agent)
+        assert not cursor.at_end
+        cursor.end(agent)
+    assert cursor.at_end
+    assert not cursor.restarted
+    cursor.start("router")
+    assert cursor.restarted
+    assert not cursor.at_end

@@ -113,8 +113,8 @@ def test_a_later_version_of_our_action_is_unsupported() -> None:
 def test_of_a_later_minor_version_the_fields_count_that_are_known(action_type: str) -> None:
     payload: dict[str, Any] = {
         "kvflow.step": {"workflow_id": "w", "agent": "a"},
-        "kvflow.segments": {"mode": "off"},
-        "kv.pin": {"target": {"kind": "workflow", "workflow_id": "w"}},
+        "kvflow.segments": {"ranges": [{"message": 0, "start": 5, "end": 50, "future": 2}]},
+        "kv.pin": {"target": {"kind": "workflow", "workflow_id": "w", "future": {"a": 1}}},
     }[action_type]
     value = with_payload(payload | {"future": [1]}, action_type)
     value["actions"][0]["action_version"] = "1.4"
