@@ -40,6 +40,7 @@ class Claim:
         since_s: arrival of the request that uses it now, or waits to; None while there is none.
         requests: how many requests use it now, or wait to.
         placed: how many of them have their memory; of those that all do what counts is the use after them.
+        answered_here: how many of those have been answered since the last prediction that knows of an answer.
         replicated: predictions reach several servers, and each request only one of them.
         asked_here: that request is at this one.
         pause_s: how long after that request has been answered, as far as known.
@@ -69,6 +70,7 @@ class Claim:
     requests: int = 0
     pause_s: float | None = None
     placed: int = 0
+    answered_here: int = 0
     replicated: bool = False
     asked_here: bool = False
     held_s: float = 0.0
@@ -174,7 +176,11 @@ class Claim:
 
     def answered(self, clock: Clock) -> None:
         """Its request has been answered: what was predicted for afterwards begins, before anyone has to say so."""
-        if self.since_s is not None and self.pause_s is not None:
+        if self.since_s is None:
+            return
+        if self.pause_s is None:
+            self.answered_here += 1
+        else:
             self.since_s, self.due_s, self.placed = None, clock.now_s + self.pause_s, 0
             clock.version += 1
 
@@ -193,8 +199,9 @@ class Claim:
         since_s = prediction.since_s if prediction is not None else None
         self.pause_s = prediction.pause_s if prediction is not None else None
         if since_s != self.since_s:
-            others = since_s is not None and self.requests > 1  # the oldest of several has been answered
-            self.placed = max(0, self.placed - 1) if others else 0
+            others = since_s is not None and self.requests > 1  # one of several has been answered, or given up
+            self.placed = max(0, min(self.placed - self.answered_here, self.requests - 1)) if others else 0
+            self.answered_here = 0
             self.asked_here = self.asked_here and others
         self.requests = prediction.requests if prediction is not None else 0
         before = (self.steps, self.pinned, self.probability, self.due_s, self.since_s)

@@ -166,6 +166,7 @@ class Coordinator:
         fixed_tokens: int,
         *,
         first: bool = True,
+        again: bool = False,
         fixed_digest: int | None = None,
         digests: Sequence[int] = (),
     ) -> None:
@@ -180,6 +181,7 @@ class Coordinator:
             path: the prompt's nodes with the position of each node's last token + 1, deepest first.
             fixed_tokens: length of the fixed part; a node is fixed when it ends within it.
             first: this is the first time this request's nodes are tagged, so what is there is from earlier ones.
+            again: it had been retracted, and has its memory again.
             fixed_digest: of the declared fixed part; None if it is not declared or too short.
             digests: of the prompt's full units.
 
@@ -198,7 +200,7 @@ class Coordinator:
             held.stamp = held.role.stamp
             extends = learn(held, path, fixed_tokens)
         placed = held.placed if held.since_s is not None else 0
-        if held.since_s is not None and (first or not placed):
+        if held.since_s is not None and (first or again or not placed):
             placed = min(placed + 1, max(1, held.requests))
         if placed != held.placed:
             held.placed = placed
@@ -319,7 +321,7 @@ class Coordinator:
         version = self.claims.clock.version
         if owners.rank_version != version:
             standing = owners.standing(self.claims.clock)
-            owners.rank, owners.cls = self._rank_leaf(node, standing), standing.cls
+            owners.rank, owners.cls = self._rank_leaf(node, standing), _class(standing)
             owners.rank_version = version
         return owners.rank
 
@@ -349,7 +351,7 @@ class Coordinator:
         owners = node.owners
         if owners is not None and owners.rank_version == self.claims.clock.version:
             return owners.cls
-        return self.standing(node).cls
+        return _class(self.standing(node))
 
     def unwanted(self, node: Node) -> bool:
         """Whether nobody will use a node: its workflows have ended, or others have replaced its state.
@@ -388,3 +390,8 @@ class Coordinator:
                 backed_up=self._backed_up(node) if backed_up is None else backed_up,
             )
         )
+
+
+def _class(standing: Standing) -> EvictionClass:
+    """Order class: what is expected is claimed, also where only times are known, and no steps."""
+    return max(standing.cls, EvictionClass.TAIL) if standing.rate_hz else standing.cls

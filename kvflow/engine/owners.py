@@ -134,6 +134,7 @@ class Owners:
         workflows, and the node's memory stays bounded however many workflows come.
         """
         self.rank_version, self.since_s, self.used = -1, now_s, True
+        self.superseded = False
         role = claim.role
         mark = self.fixed.get(role)
         if mark is None:

@@ -249,7 +249,10 @@ class KvflowRadixCache(UnifiedRadixCache):
             path = self.path_of(req)
         digests = self.watch.digests(req)
         declared = digest_of_head(digests, claim.fixed_tokens or 0, self.tree_core.unit_tokens)
-        self.coordinator.tag(claim, path, fixed_tokens, first=first, fixed_digest=declared, digests=digests)
+        again, req._kvflow_retracted = getattr(req, "_kvflow_retracted", False), False
+        self.coordinator.tag(
+            claim, path, fixed_tokens, first=first, again=again, fixed_digest=declared, digests=digests
+        )
 
     def _answered(self, req: Any) -> None:
         """Let the claim of a request know that it is over, or was retracted and starts again later."""
@@ -257,7 +260,8 @@ class KvflowRadixCache(UnifiedRadixCache):
             return
         claim = claim_of(req)
         if claim is not None:
-            tell = self.coordinator.answered if req.finished() else self.coordinator.retracted
+            req._kvflow_retracted = not req.finished()
+            tell = self.coordinator.retracted if req._kvflow_retracted else self.coordinator.answered
             tell(claim)
         if req.finished():
             self.commands.over(req)

@@ -30,6 +30,7 @@ class Request:
         joined: how many had joined before it, to tell its turns in the batch apart.
         retry: of having its context loaded in the background.
         brought_tokens: what of those on the device was loaded while it waited.
+        again: it was retracted, and has not been entered since.
         watched: the guard has seen it start, since it was last retracted.
     """
 
@@ -49,6 +50,7 @@ class Request:
     fixed_tokens: int | None = None
     counted: bool = False
     tagged: bool = False
+    again: bool = False
     retry: LoadRetry = field(default_factory=LoadRetry)
     watched: bool = False
     brought_tokens: int = 0

@@ -238,9 +238,15 @@ class Server:
         digests, declared = request.prompt.digests, request.claim.fixed_tokens or 0
         digest = digest_of_head(digests, declared, self._accounting.unit_tokens)
         self._coordinator.tag(
-            request.claim, path, fixed * page, first=not request.tagged, fixed_digest=digest, digests=digests
+            request.claim,
+            path,
+            fixed * page,
+            first=not request.tagged,
+            again=request.again,
+            fixed_digest=digest,
+            digests=digests,
         )
-        request.tagged = True
+        request.tagged, request.again = True, False
 
     def _fixed_tokens(self, request: Request) -> int:
         """Length of the fixed part of its prompt: as declared, or learned from other workflows, in whole units."""
@@ -320,7 +326,7 @@ class Server:
         self._release(request, generated)
         request.generated += generated
         self.times.retractions += 1
-        request.node = None
+        request.node, request.again = None, True
         self._coordinator.retracted(request.claim)
         self._programs.retracted(request)
         self._watch.retracted(request, self._chunked)

@@ -10,6 +10,7 @@ import pytest
 from kvflow.engine import Coordinator, PromptClaim
 from kvflow.engine.claim import Claim
 from kvflow.engine.owners import Owners
+from kvflow.policy import EvictionClass
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 
@@ -152,8 +153,44 @@ def test_one_of_several_that_has_no_memory_yet_is_waited_for(coordinator: Coordi
     asking(coordinator, pause_s=None, requests=3)
     for _ in range(2):
         coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
+    coordinator.answered(CLAIM)
     asking(coordinator, pause_s=None, since_s=2.0, requests=2)
     assert held_by(coordinator).waited_for
+
+
+def test_who_runs_is_not_waited_for_because_another_gave_up_that_never_had_memory(coordinator: Coordinator) -> None:
+    asking(coordinator, pause_s=None, requests=2)
+    coordinator.tag(CLAIM, [(Leaf(), 64)], 0)
+    asking(coordinator, pause_s=4.0, since_s=2.0, requests=1)
+    assert not held_by(coordinator).waited_for
+
+
+def test_of_several_requests_one_that_was_retracted_is_waited_for_until_it_has_its_memory_again(
+    coordinator: Coordinator,
+) -> None:
+    node = Leaf()
+    asking(coordinator, pause_s=None, requests=2)
+    for _ in range(2):
+        coordinator.tag(CLAIM, [(node, 64)], 0)
+    coordinator.retracted(CLAIM)
+    assert held_by(coordinator).waited_for
+    coordinator.tag(CLAIM, [(node, 64)], 0, first=False, again=True)
+    assert not held_by(coordinator).waited_for
+    coordinator.tag(CLAIM, [(node, 64)], 0, first=False)
+    coordinator.answered(CLAIM)
+    asking(coordinator, pause_s=4.0, since_s=2.0, requests=1)
+    assert not held_by(coordinator).waited_for
+
+
+def test_what_is_expected_by_time_alone_is_claimed(coordinator: Coordinator) -> None:
+    node = Leaf()
+    asking(coordinator, pause_s=4.0)
+    coordinator.tag(CLAIM, [(node, 64)], 0)
+    prediction = ClaimPrediction(agent="a", steps=None, due_s=16.0, probability=0.7)
+    coordinator.apply(WorkflowUpdate(workflow_id="w", workflow_type="t", claims=(prediction,)))
+    assert coordinator.class_of(node) is EvictionClass.TAIL
+    coordinator.rank(node)
+    assert coordinator.class_of(node) is EvictionClass.TAIL
 
 
 def test_a_retracted_request_that_starts_again_is_ranked_by_what_comes_after_it_at_once(

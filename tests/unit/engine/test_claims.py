@@ -314,6 +314,19 @@ def test_what_was_superseded_counts_again_once_a_prompt_comes_back_to_it(coordin
     assert class_of(coordinator, new[0][0]) is EvictionClass.SUPERSEDED
 
 
+def test_what_was_superseded_counts_again_once_others_begin_with_it(coordinator: Coordinator) -> None:
+    old, new = chain(64), chain(64)
+    announce(coordinator, "w1", {"coder": 0})
+    for path in (old, new):
+        coordinator.tag(claim("w1", "coder"), path, fixed_tokens=0)
+    for name in ("w2", "w3"):
+        announce(coordinator, name, {"coder": 0})
+        coordinator.tag(claim(name, "coder"), old, fixed_tokens=64)
+        retire(coordinator, name)
+    retire(coordinator, "w1")
+    assert class_of(coordinator, old[0][0]) is not EvictionClass.SUPERSEDED
+
+
 def test_a_node_is_idle_since_it_was_superseded_or_the_last_of_its_workflows_ended(coordinator: Coordinator) -> None:
     first, second, shared = FakeNode(), FakeNode(), FakeNode()
     for workflow in ("w1", "w2"):
