@@ -314,7 +314,10 @@ class Coordinator:
         return (False, self._rank_leaf(node, self.standing(node), backed_up=True) if self._uses_claims else (0.0, 0.0))
 
     def rank(self, node: Node) -> Rank:
-        """Rank a node for eviction, lowest first. Cost: O(1) unless a prediction changed since the last call."""
+        """Rank a node for eviction, lowest first.
+
+        Cost: O(1) unless something has changed since the last call; then O(claims on it), of its roles all that live.
+        """
         owners = node.owners
         if owners is None or not self._uses_claims:
             return self._unclaimed or self._rank_leaf(node, UNKNOWN)
