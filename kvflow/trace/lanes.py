@@ -70,10 +70,12 @@ class _Lane:
 
     Attributes:
         known: conversations that its next prompt may continue, by agent.
+        busy_until_s: when what it holds has ended.
     """
 
     thread: str
     known: dict[str, Conversation]
+    busy_until_s: float = float("-inf")
     events: list[Timed] = field(default_factory=list)
 
 
@@ -146,17 +148,35 @@ class Threads:
             self._do(lane, thing.agent, [*thing.calls, *(step for step in thing.steps if step.is_busy)], thing.tools)
 
     def _spawn(self, lane: _Lane, things: Sequence[Work], at_s: float) -> None:
-        children: list[str] = []
+        children: list[_Lane] = []
         for thing in things:
-            child = self._lane(thing.agent, dict(lane.known))
-            children.append(child.thread)
-            self._add(
-                lane, at_s, Spawn(workflow=self._workflow, thread=lane.thread, t=self._t(at_s), child=child.thread)
-            )
+            child = self._free(children, thing, lane)
+            if child is None:
+                child = self._lane(thing.agent, dict(lane.known))
+                children.append(child)
+                spawn = Spawn(workflow=self._workflow, thread=lane.thread, t=self._t(at_s), child=child.thread)
+                self._add(lane, at_s, spawn)
             self._work(child, thing)
-        end_s = max(self._end_s(thing) for thing in things)
-        for name in children:
-            self._add(lane, end_s, Join(workflow=self._workflow, thread=lane.thread, t=self._t(end_s), child=name))
+            child.busy_until_s = max(child.busy_until_s, self._end_s(thing))
+        end_s = max(child.busy_until_s for child in children)
+        for child in children:
+            join = Join(workflow=self._workflow, thread=lane.thread, t=self._t(end_s), child=child.thread)
+            self._add(lane, end_s, join)
+
+    def _free(self, lanes: Sequence[_Lane], thing: Work, outer: _Lane) -> _Lane | None:
+        """Find the lane that goes on with a thing; None if all are busy.
+
+        It is the one whose conversation the thing's first prompt continues, the longest if there are several, and else,
+        or if two are equally long, the one that has ended last.
+        """
+        free = [lane for lane in lanes if lane.busy_until_s <= thing.start_s]
+        ask = _first_ask(thing)
+        keys = [part.name for part in ask.parts] if ask else []
+        continued = [_continued_tokens(keys, lane, outer) for lane in free]
+        most = max(continued, default=0)
+        if most and continued.count(most) == 1:
+            return free[continued.index(most)]
+        return max(free, key=lambda lane: lane.busy_until_s, default=None)
 
     def _tool(self, lane: _Lane, agent: str, tool: ToolSpan, *, starts: bool) -> None:
         if starts:
@@ -231,3 +251,20 @@ class Threads:
 
     def _t(self, at_s: float) -> float | None:
         return since(self._origin_s, at_s)
+
+
+def _first_ask(thing: Work) -> AskSpan | None:
+    if isinstance(thing, AskSpan):
+        return thing
+    asks = [*thing.calls, *(ask for step in thing.steps if (ask := _first_ask(step)))]
+    return min(asks, key=lambda ask: ask.start_s, default=None)
+
+
+def _continued_tokens(keys: Sequence[str], lane: _Lane, outer: _Lane) -> int:
+    """Tokens of the longest last context of an agent of a lane that a prompt of these messages begins with; 0 for none.
+
+    What the lane has from outside is left out, and so is a context that is shared in part: all calls of an agent have
+    the beginning of one in common.
+    """
+    own = (known for agent, known in lane.known.items() if known is not outer.known.get(agent))
+    return max((known.context_tokens for known in own if known.shared_tokens(keys) == known.context_tokens), default=0)

@@ -8,6 +8,13 @@ from typing import Any, NamedTuple
 
 from kvflow.trace.importers.base import SLICE_CHARS, SLICE_TOKENS, digest, estimated_tokens
 
+MEDIA_TOKENS = 1000
+"""Counted for an image or a recording, whatever its bytes are. 1024 x 1024 pixels are 765 tokens of GPT-4o, 1,337 of
+Qwen2.5-VL and 1,398 of Claude; 1,000 are half a minute to two minutes of sound."""
+_MEDIA = ("image", "image_url", "input_image", "input_audio", "audio_url")
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+"""Parts of a content that are texts, and where these stand."""
+
 
 class MessagePart(NamedTuple):
     """One message of a prompt.
@@ -15,7 +22,8 @@ class MessagePart(NamedTuple):
     Attributes:
         role: of the message; ``tools`` for tool schemas, ``text`` for a slice of a prompt that is plain text or ids.
         name: digest of what it says; equal messages have equal ones.
-        tokens: estimated from its length, or counted if it came as token ids.
+        tokens: estimated from the length of its texts, and of whatever is not known to be an image or sound; or counted
+            if it came as token ids.
     """
 
     role: str
@@ -76,10 +84,32 @@ def _message(message: Mapping[str, Any]) -> MessagePart:
     role = str(message.get("role", "user"))
     content = message.get("content")
     said = content if isinstance(content, str) else _json(content) if content else ""
+    text, media = _measured(content)
     called = message.get("tool_calls")
     if isinstance(called, list | tuple):
-        said += "".join(_json(each.get("function")) for each in called if isinstance(each, Mapping))
-    return _part(role, said)
+        calls = "".join(_json(each.get("function")) for each in called if isinstance(each, Mapping))
+        said, text = said + calls, text + calls
+    return _part(role, said)._replace(tokens=estimated_tokens(text) + media * MEDIA_TOKENS)
+
+
+def _measured(content: Any) -> tuple[str, int]:
+    """What of a content is as long as its text, and how many images and recordings it has."""
+    if not isinstance(content, list | tuple):
+        return content if isinstance(content, str) else _json(content) if content else "", 0
+    parts = [_measured_part(part) for part in content]
+    return "".join(text for text, _ in parts), sum(media for _, media in parts)
+
+
+def _measured_part(part: Any) -> tuple[str, int]:
+    kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+    if kind in _MEDIA:
+        return "", 1
+    if kind == "tool_result":
+        return _measured(part.get("content"))
+    if kind == "tool_use":
+        return f"{part.get('name')}{_json(part.get('input'))}", 0
+    text = part.get(_TEXTS[kind]) if kind in _TEXTS else None
+    return text if isinstance(text, str) else _json(part), 0
 
 
 def _plain(value: Any) -> Iterator[MessagePart]:

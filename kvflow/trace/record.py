@@ -4,8 +4,10 @@ Facts are told in the order in which they happened: steps of agents begin and en
 answered. When the workflow is over, its program is read off the times:
 
 * What a step does runs in the thread of the step around it, one thing after another.
-* LLM calls and steps that overlap within a step ran side by side: each is a thread of its own, spawned when the first
-  of them began and joined when the last one ended. That one began later than the first is its delay.
+* LLM calls and steps that overlap within a step, directly or through others, ran side by side, in threads that are
+  spawned when the first of them began and joined when the last one ended. Each goes on with a thread of them that is
+  free by then: the one whose conversation its first prompt continues, the longest such, and if that is not clear the
+  one that ended last. If none is free it begins another thread; that this began later than the first is its delay.
 * LLM calls and steps that ran while a tool did are taken for the tool's: its own time is the rest of it. Whatever else
   went by between events is the delay of the next call (see :mod:`pauses`).
 * A message has the tokens of the first prompt of the recording that was counted, so that prompts share it.

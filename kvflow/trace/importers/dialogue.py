@@ -141,6 +141,6 @@ class _Dialogue:
             output=side.conversation.answer(text_part(call.out, message.text, tokens)),
             output_tokens=tokens,
             fixed_tokens=None if side.fixed_tokens is None else min(side.fixed_tokens, prompt.tokens),
-            llm_s=clipped(call.llm_seconds),
+            llm_s=call.took_s,
         )
         return Timed(call.t_start, event, call.ended_s)

@@ -46,7 +46,7 @@ class Message(Row):
 
 
 class Call(Row):
-    """An LLM call; ``out`` is the index of its answer."""
+    """An LLM call; ``out`` is the index of its answer. Without ``llm_seconds`` its times say how long it took."""
 
     th: str = "main"
     out: Index
@@ -64,6 +64,11 @@ class Call(Row):
             return self.t_end
         return self.t_start + self.llm_seconds
 
+    @property
+    def took_s(self) -> float | None:
+        """How long it took; None if that is not known."""
+        return _took_s(self.llm_seconds, self.t_start, self.t_end)
+
 
 class ToolCall(Row):
     """A tool call; ``call`` is the index of the LLM call that made it. Without ``seconds`` its times say how long."""
@@ -79,12 +84,8 @@ class ToolCall(Row):
 
     @property
     def took_s(self) -> float | None:
-        """How long it took; None if that is not known, as where a clock was set back meanwhile."""
-        if self.seconds is not None:
-            return clipped(self.seconds)
-        if self.t_start is not None and self.t_end is not None and self.t_end < self.t_start:
-            return None
-        return since(self.t_start, self.t_end)
+        """How long it took; None if that is not known."""
+        return _took_s(self.seconds, self.t_start, self.t_end)
 
 
 class Thread(Row):
@@ -180,3 +181,12 @@ def framework(agent: str, domain: str | None) -> str:
     known = next((name for name in _KNOWN if words.startswith(name)), "")
     name = "-".join((known or " ".join(word for word in words.split() if not _VERSION.match(word))).split())
     return f"{name or 'agent'}-{domain}" if domain else name or "agent"
+
+
+def _took_s(seconds: float | None, start_s: float | None, end_s: float | None) -> float | None:
+    """Seconds that were logged, else those between two times; None if a clock was set back meanwhile."""
+    if seconds is not None:
+        return clipped(seconds)
+    if start_s is not None and end_s is not None and end_s < start_s:
+        return None
+    return since(start_s, end_s)

@@ -178,7 +178,7 @@ class _Thread:
             output=self._conversation.answer(text_part(call.out, message.text, tokens)),
             output_tokens=tokens,
             fixed_tokens=None if self._fixed_tokens is None else min(self._fixed_tokens, prompt.tokens),
-            llm_s=clipped(call.llm_seconds),
+            llm_s=call.took_s,
         )
         return Timed(started_s, event, call.ended_s)
 

@@ -1,8 +1,9 @@
 """Traces of Claude Code whose prompts are told as hashes of 64-token blocks (kv-cache-tester).
 
-A row is one session. ``h`` codes the blocks of a request: how many are kept of the request before it in the same list,
-then pairs of first block and count. Blocks are numbered by their whole prefix, so that equal numbers mean equal
-prompts up to there; numbers mean nothing outside their row.
+A row is one session. ``hash_ids`` has the blocks of a request, as the source publishes them (a file per session, of one
+line); ``h`` codes the same: how many are kept of the request before it in the same list, then pairs of first block and
+count. Blocks are numbered by their whole prefix, so that equal numbers mean equal prompts up to there; numbers mean
+nothing outside their row.
 
 Assumed, beyond what the source says:
 
@@ -68,7 +69,8 @@ class _Request(Row):
     input_types: tuple[str, ...] = ()
     api_time: float | None = None
     think_time: float | None = None
-    h: Annotated[list[Tokens], Field(min_length=1)]
+    h: Annotated[list[Tokens], Field(min_length=1)] | None = None
+    hash_ids: list[Tokens] | None = None
 
 
 class _Agent(Row):
@@ -98,9 +100,11 @@ class WekaImporter(Importer):
 
     @classmethod
     def fits(cls, row: Json) -> bool:
-        """A list of requests with coded blocks."""
+        """A list of requests with blocks."""
         requests = row.get("requests")
-        return isinstance(requests, list) and any(isinstance(each, dict) and "h" in each for each in requests)
+        return isinstance(requests, list) and any(
+            isinstance(each, dict) and ("h" in each or "hash_ids" in each) for each in requests
+        )
 
     def events(self, row: str) -> Sequence[Event]:
         """Events of one session."""
@@ -261,15 +265,24 @@ class _Thread:
         return None if previous is None else since(previous.t + (previous.api_time or 0.0), request.t)
 
     def _runs(self, request: _Request) -> Runs:
-        kept = request.h[0]
-        if kept > self._blocks.blocks:
-            raise ValueError(f"request at {request.t:g} s keeps {kept} of {self._blocks.blocks} blocks")
-        runs = self._blocks.head(kept)
-        for first, count in zip(request.h[1::2], request.h[2::2], strict=True):
-            runs.append(first, count)
+        if request.h is not None:
+            runs = self._decoded(request.h, request.t)
+        elif request.hash_ids is not None:
+            runs = Runs.of(request.hash_ids)
+        else:
+            raise ValueError(f"request at {request.t:g} s has neither hash_ids nor h")
         block_tokens = self._session.block_tokens
         if (runs.blocks - 1) * block_tokens >= request.tokens:
             raise ValueError(f"request at {request.t:g} s has {runs.blocks} blocks, but {request.tokens} tokens")
+        return runs
+
+    def _decoded(self, coded: Sequence[int], t: float) -> Runs:
+        kept = coded[0]
+        if kept > self._blocks.blocks:
+            raise ValueError(f"request at {t:g} s keeps {kept} of {self._blocks.blocks} blocks")
+        runs = self._blocks.head(kept)
+        for first, count in zip(coded[1::2], coded[2::2], strict=True):
+            runs.append(first, count)
         return runs
 
     def _prompt(self, call: str, request: _Request, runs: Runs) -> Prompt:

@@ -50,6 +50,20 @@ def test_a_request_keeps_the_blocks_it_shares_and_the_answer_if_it_is_long_enoug
     assert one.output_tokens == 10
 
 
+def test_blocks_may_be_listed_as_they_are_published(imported: Any) -> None:
+    coded = [request(0, 200, 10, [0, 1, 3]), request(5, 300, 10, [3, 7, 1]), request(15, 220, 5, [2, 9, 1])]
+    side = {"t": 30.0, "duration_ms": 9000, "requests": [request(0, 130, 1, [0, 90, 2])]}
+    listed = [[1, 2, 3], [1, 2, 3, 7], [1, 2, 9]]
+    published = [{**row, "hash_ids": ids} for row, ids in zip(coded, listed, strict=True)]
+    published.append({**side, "requests": [{**side["requests"][0], "hash_ids": [90, 91]}]})
+    for row in (*published, *published[-1]["requests"]):
+        row.pop("h", None)
+    found = imported(weka(*published))
+    assert found.bad == []
+    assert found.events == imported(weka(*coded, side)).events
+    assert [call.prompt.keep_tokens for call in found.calls] == [0, 210, 128, 0]
+
+
 def test_a_request_continues_the_call_it_shares_most_with(imported: Any) -> None:
     found = imported(
         weka(
@@ -143,6 +157,8 @@ def test_a_sub_agent_that_nobody_waits_for_takes_no_time_from_a_tool(imported: A
         (weka(request(0, 64, 1, [0, 1])), "shorter"),
         (weka(request(0, -1, 1, [0])), "in"),
         (weka(request(0, 64, 1, [])), "h"),
+        (weka(request(0, 64, 1, [0, 1, 1]), request(5, 64, 1, [0]) | {"h": None}), "at 5 s has neither hash_ids nor h"),
+        (weka(request(0, 64, 1, [0]) | {"h": None, "hash_ids": [-1]}), "hash_ids"),
         (weka() | {"requests": 3}, "requests"),
     ],
 )

@@ -223,6 +223,17 @@ def test_a_tool_that_ends_before_it_starts_takes_an_unknown_time(imported: Any) 
     assert [end.seconds for end in imported(row).tool_ends] == [None]
 
 
+def test_a_call_without_seconds_takes_the_time_between_its_start_and_its_end(imported: Any) -> None:
+    for row in (growing(), dialogue()):
+        timed = [call.llm_s for call in imported(row).calls]
+        assert None not in timed
+        for call in row["llm_calls"]:
+            call["llm_seconds"] = None
+        assert [call.llm_s for call in imported(row).calls] == timed
+        row["llm_calls"][-1]["t_start"] = 1000.0
+        assert imported(row).calls[-1].llm_s is None, "the clock was set back"
+
+
 def test_a_sub_agent_of_unknown_origin_lives_from_its_first_to_its_last_message(imported: Any) -> None:
     found = imported(with_side_thread(None))
     assert found.shape == ["llm_call", "tool_start", "spawn", "llm_call@side:1", "join", "tool_end", "llm_call"]
