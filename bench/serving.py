@@ -18,7 +18,8 @@ import httpx
 from kvflow.config import Reuse
 from kvflow.patches.cpu.launch import launch_server
 from kvflow.patches.cpu.model import build_model
-from kvflow.replay.engines import GPU_FLAGS, write_geometry
+from kvflow.replay.engines import GPU_FLAGS
+from kvflow.replay.models import write_geometry
 
 READY_S = 600.0
 

@@ -212,7 +212,8 @@ def _chat(asked: Asked, engine: Engine | None) -> str | None:
     model = asked.tokenizer or (engine.model if engine else None)
     if model is None:
         raise ConfigError("--prompts chat needs the model's tokenizer: give its folder or name by --tokenizer")
-    chat_contents(model)
+    if asked.tokenizer is not None or engine is None or engine.recipe is None:
+        chat_contents(model)  # a model that is yet to be made has a tokenizer that is known to do
     return model
 
 

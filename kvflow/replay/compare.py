@@ -93,7 +93,7 @@ def changes(
     if differing:
         raise ConfigError(f"these results are not of the same work: {'; '.join(differing)}. --force compares them")
     found = [_change(key, arm, new.get(key), threshold) for key, arm in old.items()]
-    if not any(change.says_something for change in found):
+    if not any(change.says_something for change in found) and any(change.problem for change in found):
         raise ConfigError(
             "these results have no workflow in common: replay the same traces at the same load, with equal seeds"
         )
@@ -178,15 +178,17 @@ def _change(key: tuple[int, str], old: Mapping[str, Any], new: Mapping[str, Any]
         return Change(at_once=at_once, arm=arm, paired={}, before=before, after=None, problem="it is missing")
     paired = {name: found for name in PAIRED if (found := difference(_values(old, name), _values(new, name)))}
     found = Change(at_once=at_once, arm=arm, paired=paired, before=before, after=_count(new), problem="")
-    return replace(found, problem=_problem(found, threshold))
+    had_whole = any(_values(old, PAIRED[0]).values())
+    return replace(found, problem=_problem(found, threshold, had_whole=had_whole))
 
 
-def _problem(change: Change, threshold: float) -> str:
+def _problem(change: Change, threshold: float, *, had_whole: bool) -> str:
     completion = change.paired.get("completion_s")
     if change.more_failed:
         return "more of its calls failed"
     if completion is None:
-        return "" if change.fewer_failed else "it has no workflow in common with what it was"
+        lost = had_whole and not change.fewer_failed
+        return "it has no workflow in common with what it was" if lost else ""
     slower = completion.tells and completion.ratio_low > 1 + threshold
     return f"completion takes {completion.ratio:.2f}x as long" if slower else ""
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvflow.errors import ConfigError
-from kvflow.patches.cpu import tokenizer
 from kvflow.patches.cpu.link import BANDWIDTH_VARIABLE
-from kvflow.patches.cpu.model import ModelSpec, build_model, llama_config
+from kvflow.patches.cpu.model import ModelSpec
 from kvflow.replay.arms import flag_words
+from kvflow.replay.models import LLAMA_8B, Recipe
 from kvflow.replay.server import Engine
 from kvflow.sim import load_profile
 
-LLAMA_8B = ModelSpec(
-    hidden_size=4096, intermediate_size=14336, layers=32, heads=32, kv_heads=8, max_position=131072, dtype="bfloat16"
-)
-"""But for the vocabulary, which is that of the byte tokenizer: a prefill computes one row of logits."""
 GPU_FLAGS = ("--load-format", "dummy", "--sampling-backend", "pytorch", "--grammar-backend", "none")
 HIERARCHICAL = "--enable-hierarchical-cache"
 WRITE_THROUGH = (HIERARCHICAL, "--hicache-write-policy", "write_through")
@@ -53,9 +48,9 @@ class Sizes:
 
 
 def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
-    """A tiny random model on the CPU engine, which is built in a folder."""
+    """A tiny random model on the CPU engine, which is built in a folder when a server is launched."""
     host, others = _profile_flags(flags)
-    model, spec = build_model(folder / "model"), ModelSpec()
+    spec = ModelSpec()
     own = ("--sleep-on-idle", "--enable-metrics", *sizes.flags, *others)
     costs = asdict(load_profile("cpu").costs)  # what kvflow's predictions are weighed with; the defaults suit a GPU
     env: dict[str, str] = {}
@@ -65,7 +60,8 @@ def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     env |= {f"KVFLOW_COSTS__{name.upper()}": str(cost) for name, cost in costs.items()}
     context = _context(flags, "--flags") or spec.max_position
     return Engine(
-        model=str(model),
+        model=str(folder / "model"),
+        recipe=Recipe.TINY,
         flags=own,
         host_flags=(*sizes.host_flags, *host),
         env=env,
@@ -78,12 +74,15 @@ def cpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
 def gpu_engine(folder: Path, sizes: Sizes, flags: str = "") -> Engine:
     """The geometry of Llama 3.1 8B on a GPU; SGLang makes the weights up, on which speed does not depend."""
     host, others = _profile_flags(flags)
-    model = folder / "llama-8b"
-    write_geometry(model)
     own = (*GPU_FLAGS, "--enable-metrics", *sizes.flags, *others)
     context = _context(flags, "--flags") or LLAMA_8B.max_position
     return Engine(
-        model=str(model), device="cuda", flags=own, host_flags=(*sizes.host_flags, *host), context_tokens=context
+        model=str(folder / "llama-8b"),
+        recipe=Recipe.GEOMETRY,
+        device="cuda",
+        flags=own,
+        host_flags=(*sizes.host_flags, *host),
+        context_tokens=context,
     )
 
 
@@ -146,13 +145,6 @@ def _option(size: str) -> str:
 def flag_value(flags: str, name: str) -> str | None:
     """Find the value of a flag in a command line; None if it is not there."""
     return _taken(flag_words(flags, "--launch"), name)[0]
-
-
-def write_geometry(folder: Path) -> None:
-    """Write a configuration and a tokenizer for :data:`LLAMA_8B`, and no weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(llama_config(LLAMA_8B)))
-    tokenizer.write_tokenizer(folder, max_position=LLAMA_8B.max_position)
 
 
 def _taken(words: list[str], *names: str) -> tuple[str | None, list[str]]:

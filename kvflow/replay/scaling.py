@@ -8,9 +8,12 @@ from zlib import crc32
 
 from kvflow.trace import LLMCall, Piece, Program, ThreadEvent, ToolEnd
 
+FIRST_TOKENS = 2
+"""What is left at least of what a prompt begins with: of 240 token ids, single ones are too often equal by chance."""
+
 
 def scaled(program: Program, tokens: float, time: float) -> Program:
-    """Scale a program; what is shared stays shared, and no prompt or answer gets empty.
+    """Scale a program; what is shared or begins differently stays so, and no prompt or answer gets empty.
 
     Args:
         tokens: factor of prompts and answers.
@@ -62,11 +65,9 @@ class _Scaler:
             kept = after if prompt.keep_tokens >= before else min(after, self._kept(prompt.base, prompt.keep_tokens))
         pieces: list[Piece] = []
         for piece in prompt.add:
-            start, end = (self._position(piece.content, at) for at in (piece.offset, piece.offset + piece.tokens))
-            if end > start:
-                pieces.append(Piece(piece.content, end - start, start))
-        if not kept and not pieces:
-            pieces = [Piece(prompt.add[0].content, 1, 0)] if prompt.add else []
+            small_piece = self._piece(piece, piece.tokens, first=not kept and not pieces)
+            if small_piece.tokens:
+                pieces.append(small_piece)
         output_tokens = max(1, self._position(call.output, call.output_tokens))
         tokens = kept + sum(piece.tokens for piece in pieces)
         self._tokens[call.call] = (prompt.tokens + call.output_tokens, tokens + output_tokens)
@@ -90,9 +91,21 @@ class _Scaler:
         kept, left = small.prompt.keep_tokens, tokens - call.prompt.keep_tokens
         for piece in call.prompt.add:
             taken = min(piece.tokens, left)
-            kept += self._position(piece.content, piece.offset + taken) - self._position(piece.content, piece.offset)
+            kept += self._piece(piece, taken, first=not kept).tokens
             left -= taken
         return kept + min(small.output_tokens, self._position(call.output, left))
+
+    def _piece(self, piece: Piece, tokens: int, *, first: bool) -> Piece:
+        """What has become of the first tokens of a piece, perhaps nothing.
+
+        Of the first piece of a prompt something stays: prompts that began differently would share what follows.
+        """
+        start, end = (self._position(piece.content, at) for at in (piece.offset, piece.offset + tokens))
+        least = min(tokens, FIRST_TOKENS) if first else 0
+        if end - start >= least:
+            return Piece(piece.content, end - start, start)
+        # Another slice of the content may have become the same few tokens.
+        return Piece(f"{piece.content}@{piece.offset}" if piece.offset else piece.content, least)
 
     def _position(self, content: str, tokens: int) -> int:
         numerator, denominator = self._factor.numerator, self._factor.denominator

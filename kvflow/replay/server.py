@@ -17,6 +17,7 @@ from kvflow.patches.cpu.link import Direction, DirectionStatistics
 from kvflow.patches.cpu.publish import forget_statistics, read_statistics
 from kvflow.replay.arms import Arm, flag_of
 from kvflow.replay.forcing import FLAG
+from kvflow.replay.models import Recipe, make_model
 
 _STORAGE_FLAG = "--hicache-storage-backend"
 _STORAGE_VARIABLE = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"
@@ -29,6 +30,7 @@ class Engine:
 
     Attributes:
         model: for ``--model-path``.
+        recipe: how it is made where it is not there yet; None for one that is the user's.
         flags: of SGLang, shared by all arms.
         host_flags: those of the host tier, for arms that have one.
         env: variables, shared by all arms.
@@ -38,6 +40,7 @@ class Engine:
     """
 
     model: str
+    recipe: Recipe | None = None
     device: str = "cpu"
     flags: tuple[str, ...] = ()
     host_flags: tuple[str, ...] = ()
@@ -99,7 +102,7 @@ class Running:
 
 @contextlib.contextmanager
 def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None = None) -> Iterator[Running]:
-    """Run an arm's server for the length of a ``with`` block, or use the one it names.
+    """Run an arm's server for the length of a ``with`` block, with its model made before, or use the one it names.
 
     Args:
         arm: which.
@@ -108,6 +111,7 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
         api_key: it wants, if it does.
 
     Raises:
+        ConfigError: where its model is to be made are files of somebody else.
         ServerUnavailableError: it did not start; the message ends with the end of its log.
     """
     if arm.url is not None:
@@ -115,6 +119,8 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
         return
     if engine is None:
         raise ServerUnavailableError(f"arm {arm.name!r} has no URL, and there is nothing to launch")
+    if engine.recipe is not None:
+        make_model(engine.recipe, Path(engine.model))
     link_path, storage = folder / f"{arm.slug}.link", folder / f"{arm.slug}.storage"
     forget_statistics(link_path)
     flags = engine.flags_of(arm)

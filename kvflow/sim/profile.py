@@ -27,12 +27,13 @@ class Model(_Record):
 
     Attributes:
         parameters: number of weights that take part in one token.
+        head_dim: width of a head; all of them together need not be as wide as the hidden state.
         bytes_per_value: of weights and KV.
     """
 
     parameters: Positive = 8.03e9
     num_hidden_layers: int = Field(default=32, ge=1)
-    hidden_size: int = Field(default=4096, ge=1)
+    num_attention_heads: int = Field(default=32, ge=1)
     num_key_value_heads: int = Field(default=8, ge=1)
     head_dim: int = Field(default=128, ge=1)
     bytes_per_value: Positive = 2
@@ -41,6 +42,11 @@ class Model(_Record):
     def kv_bytes_per_token(self) -> float:
         """KV of one token, all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * self.bytes_per_value
+
+    @property
+    def attention_width(self) -> int:
+        """Values of all heads of a layer, for one token."""
+        return self.num_attention_heads * self.head_dim
 
     @classmethod
     def read(cls, path: Path) -> Model:
@@ -69,7 +75,7 @@ class Model(_Record):
         return cls(
             parameters=layers * (attention + 3 * hidden * inner) + embeddings,
             num_hidden_layers=layers,
-            hidden_size=hidden,
+            num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
         )
@@ -101,7 +107,10 @@ class Machine(_Record):
     chunk_tokens: int = Field(default=8192, ge=1)
 
     def profile(self, model: Model) -> Profile:
-        """Times of a model on this machine (``FLOPs = 2N(b-a) + 2Ld(b²-a²)``; a decode step reads weights and KV)."""
+        """Times of a model on this machine.
+
+        ``FLOPs = 2N(b-a) + 2Ld(b²-a²)``, with d as wide as all heads of a layer; a decode step reads weights and KV.
+        """
         flops = self.flops * self.flops_efficiency
         memory = self.memory_bytes_s * self.memory_efficiency
         link = self.link_bytes_s * self.link_efficiency
@@ -111,7 +120,7 @@ class Machine(_Record):
             notes=self.notes,
             prefill_step_s=self.prefill_step_s,
             prefill_token_s=2 * model.parameters / flops,
-            attention_token_s=4 * model.num_hidden_layers * model.hidden_size / flops,
+            attention_token_s=4 * model.num_hidden_layers * model.attention_width / flops,
             decode_step_s=self.decode_step_s + model.parameters * model.bytes_per_value / memory,
             decode_sequence_s=self.decode_sequence_s,
             decode_context_token_s=kv / memory,

@@ -17,7 +17,7 @@ import pytest
 
 from kvflow.patches.cpu.environment import server_environment
 from kvflow.patches.cpu.launch import launch_server
-from kvflow.replay.engines import LLAMA_8B
+from kvflow.replay.models import LLAMA_8B
 from kvflow.trace import SynthOptions, synthetic_trace, write_trace
 from tests import forking
 

@@ -54,6 +54,14 @@ def test_loads_are_played_once_each_and_at_most_all_programs_at_once(trace: Path
     ], result.output
 
 
+@pytest.mark.parametrize("words", [(), ("--profile", "gpu"), ("--prompts", "chat")])
+def test_a_dry_run_writes_nothing(trace: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = run("replay", trace, "--folder", tmp_path / "f", "--dry-run", *words)
+    assert result.exit_code == 0, result.output
+    assert "3 programs" in result.output
+    assert list(tmp_path.iterdir()) == [trace]
+
+
 def test_an_address_that_is_none_is_refused(trace: Path) -> None:
     for words in (("replay", trace, "--url", "http://host:port"), ("explain", "--url", "http://host:port")):
         result = run(*words)

@@ -77,6 +77,18 @@ def test_an_arm_of_which_all_had_failed_is_better() -> None:
     assert (found.problem, found.fewer_failed) == ("", True)
 
 
+@pytest.mark.parametrize("arms", [("kvflow",), ("lru", "kvflow")])
+def test_an_arm_of_which_all_had_failed_before_is_not_worse_if_all_fails_again(arms: tuple[str, ...]) -> None:
+    before = result(1.0, arms=arms)
+    failing = before["loads"][0]["arms"][-1]
+    failing["measures"]["failed_calls"] = 36
+    for each in failing["workflows"]:
+        each |= {name: {} for name in PAIRED}
+    again = changes(before, before, 0.02)
+    assert [change.problem for change in again] == [""] * len(arms)
+    assert not again[-1].tells
+
+
 def test_an_arm_or_a_load_that_is_missing_is_worse() -> None:
     both = result(1.0, arms=("lru", "kvflow"))
     assert [change.problem for change in changes(both, result(1.0, arms=("lru",)), 0.02)] == ["", "it is missing"]

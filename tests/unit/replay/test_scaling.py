@@ -113,6 +113,56 @@ def test_what_is_fixed_is_what_has_become_of_it(messages: int) -> None:
     assert small.fixed_tokens == sum(piece.tokens for piece in small.prompt.add if piece.content in names)
 
 
+def prompts(*added: tuple[Piece, ...], factor: float) -> list[Prompt]:
+    """Prompts of which each begins afresh, scaled."""
+    events: list[ThreadEvent] = [
+        LLMCall(workflow="w", call=f"c{n}", agent="a", prompt=Prompt(add=add), output=f"o{n}", output_tokens=9)
+        for n, add in enumerate(added)
+    ]
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={"main": events})
+    return [call.prompt for call in scaled(program, factor, 1.0).calls]
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 30])
+def test_agents_that_begin_differently_still_do(length: int) -> None:
+    task = Piece("task", 2000)
+    agents = [(Piece(f"You are {name}", length), task) for name in ("Planner", "Coder", "Planner")]
+    planner, coder, again = prompts(*agents, factor=0.02)
+    assert planner == again
+    assert [piece.content for piece in coder.add] == ["You are Coder", "task"]
+    assert planner.tokens <= 42
+    assert {planner.add[1], coder.add[1]} == {planner.add[1]}, "what follows is the same as before"
+
+
+def test_slices_of_one_content_that_come_first_stay_different() -> None:
+    """As the blocks of block hashes are, all of one content."""
+    blocks = [(Piece("blocks:x", 64, 64 * number), Piece("task", 5000)) for number in (7, 8, 9, 8)]
+    first, second, third, again = (prompt.add[0] for prompt in prompts(*blocks, factor=0.01))
+    assert len({first, second, third}) == 3
+    assert len({piece.content for piece in (first, second, third)}) == 3
+    assert again == second
+
+
+def test_what_is_kept_of_a_short_beginning_is_what_has_become_of_it() -> None:
+    add = (Piece("You are Planner", 4), Piece("task", 2000))
+    events: list[ThreadEvent] = [
+        LLMCall(
+            workflow="w", call="c1", agent="a", prompt=Prompt(add=add), output="o", output_tokens=9, fixed_tokens=4
+        ),
+        LLMCall(
+            workflow="w",
+            call="c2",
+            agent="a",
+            prompt=Prompt(base="c1", keep_tokens=4, add=(Piece("next", 1000),)),
+            output="p",
+            output_tokens=9,
+        ),
+    ]
+    program = Program(start=WorkflowStart(workflow="w", type="t"), threads={"main": events})
+    first, second = scaled(program, 0.02, 1.0).calls
+    assert first.prompt.add[0].tokens == first.fixed_tokens == second.prompt.keep_tokens > 0
+
+
 def test_what_workflows_share_they_still_share() -> None:
     work = [scaled(program, FACTOR, FACTOR) for program in made("react")]
     settings = SimSettings(policy="lru", device_tokens=1_000_000, concurrency=1, page_tokens=16)

@@ -17,9 +17,10 @@ from kvflow.errors import ServerUnavailableError
 from kvflow.patches.cpu import publish
 from kvflow.patches.cpu.environment import server_environment
 from kvflow.patches.cpu.link import Direction, DirectionStatistics, LinkStatistics
+from kvflow.patches.cpu.model import ModelSpec
 from kvflow.replay import server
 from kvflow.replay.arms import Arm, parse_arm
-from kvflow.replay.engines import Sizes, cpu_engine
+from kvflow.replay.engines import Sizes, cpu_engine, gpu_engine
 from kvflow.replay.preparing import Ready, prepare
 from kvflow.replay.server import Engine, Running, serving
 
@@ -148,6 +149,22 @@ def test_a_baseline_that_runs_kvflow_is_refused() -> None:
     for flags, arm in (("--enable-kvflow",), Arm(name="a")), ((), Arm(name="a", env=(("KVFLOW_ENABLE", "1"),))):
         assert running.prepared(*flags, arm=arm, process=object()).kvflow
     assert running.prepared().kvflow, "a found server may run it and be told nothing"
+
+
+def test_the_model_of_a_profile_is_made_before_its_first_server_is_launched(
+    launched: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = Sizes(device_tokens=1024, host_tokens=0)
+    for engine, layers in ((cpu_engine(tmp_path, sizes), ModelSpec().layers), (gpu_engine(tmp_path, sizes), 32)):
+        config = Path(engine.model) / "config.json"
+        assert not config.exists()
+        made: list[int] = []
+        for _ in range(2):
+            with serving(Arm(name="a"), engine, tmp_path):
+                made.append(config.stat().st_mtime_ns)
+        assert json.loads(config.read_text())["num_hidden_layers"] == layers
+        assert launched["device"] == engine.device
+        assert made[0] == made[1], "it is made once"
 
 
 def test_costs_of_the_profile_are_not_for_arms_that_name_their_own_settings(tmp_path: Path) -> None:

@@ -60,6 +60,15 @@ def test_a_machine_times_a_model_by_its_geometry(tmp_path: Path) -> None:
     assert profile.decode_s(0, 0) == pytest.approx(0.004 + 2 * model.parameters / 7e10)
 
 
+@pytest.mark.parametrize(("geometry", "width"), [({}, 64), ({"head_dim": 32}, 128)])
+def test_attention_takes_as_long_as_the_heads_are_wide(tmp_path: Path, geometry: dict[str, int], width: int) -> None:
+    """Whatever the hidden size is, to which they add up only where the heads have no width of their own."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | geometry))
+    machine = Machine(name="m", flops=1e12, memory_bytes_s=1e11, link_bytes_s=1e10)
+    profile = machine.profile(Model.read(tmp_path / "config.json"))
+    assert profile.attention_token_s == pytest.approx(4 * 2 * width / 5e11)
+
+
 def test_a_file_may_hold_measured_times_or_a_machine(tmp_path: Path) -> None:
     measured, machine, model = tmp_path / "measured.json", tmp_path / "machine.json", tmp_path / "config.json"
     measured.write_text(json.dumps(MEASURED))
