@@ -4,7 +4,8 @@ Ranking every leaf in every round takes milliseconds for thousands of leaves, wh
 of large sets a round looks at a part: the first by the order beneath ours (SGLang's), the first of those that nobody
 claims, some claimed ones in turns, new ones and those of ended workflows before others, and the worst of the rounds
 before. What nobody claims leaves in exactly SGLang's order; for claimed leaves the order is that of a pool kept over
-the rounds, as in Redis' approximated LRU.
+the rounds, as in Redis' approximated LRU. Where many leave in a round, as many new ones come until the next, so what is
+looked at grows with them: else it would be the new ones alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ EXACT = 192
 """Up to so many leaves are all looked at."""
 _PART = 32
 """Taken of each kind in a round, and twice as many each time that they are not enough."""
+_MOST_CLAIMED = 256
+"""Claimed leaves taken in a round in which many leave."""
 _POOL = 64
+_MOST_POOL = 512
+_FADES = 0.9
+"""What is left from round to round of how many leave at most."""
+_MOST_BEHIND = 640
+"""Leaves behind the first ones among which a round looks for such that no pin keeps."""
 _MOST_BELOW = 64
 """Leaves below the end of a context that has ended; more of them will have to wait for their turn."""
 
@@ -62,6 +70,8 @@ class Leaves(set[Any]):
         self._pool: list[Node] = []
         self._round: dict[int, Node] | None = None
         self._part, self._claims = _PART, True
+        self._leaving, self._left = 0.0, 0
+        self._aside: dict[int, Node] = {}
 
     def add(self, node: Node) -> None:
         """Add a leaf."""
@@ -75,6 +85,7 @@ class Leaves(set[Any]):
         """Remove what is a leaf no more, if it was one."""
         if node in self:
             super().discard(node)
+            self._left += self._round is not None and node.owners is not None
             if self._ages is not None:
                 self._ages.discard(node)
 
@@ -92,15 +103,23 @@ class Leaves(set[Any]):
         return super().__iter__() if self._round is None else iter(list(self._round.values()))
 
     def open_round(
-        self, *, claims: bool, tokens: int = 0, spared_tokens: float = 0, choice: Choice = FREE_CHOICE
+        self,
+        *,
+        claims: bool,
+        tokens: int = 0,
+        spared_tokens: float = 0,
+        choice: Choice = FREE_CHOICE,
+        now_s: float = -math.inf,
     ) -> None:
         """Choose what a round looks at, until :meth:`close_round`.
 
         Args:
             claims: they have a say; else the order beneath decides alone.
             tokens: what is chosen has to hold so many, if all leaves do.
-            spared_tokens: if some of it is pinned by command, what is not has to hold so many, likewise.
+            spared_tokens: if pins by command keep some of it, what they do not keep has to hold so many, likewise; each
+                round looks for that among some hundred leaves more.
             choice: of prediction; if it is among few, more of the oldest are chosen.
+            now_s: on the control plane's clock, by which pins end.
 
         Cost: O(log leaves) for each of a bounded number, or of as many as hold the tokens.
         """
@@ -109,20 +128,43 @@ class Leaves(set[Any]):
         if len(self) <= EXACT:
             return
         chosen = self._round = {id(node): node for node in self._pool if node in self} if claims else {}
-        self._part, self._claims = _PART, claims
+        self._part, self._claims, self._left = _PART, claims, 0
+        self._bring_back(_PART)
         if not (choice.free or choice.none):
             self._count_ages()
         oldest = self._take()
         if sum(len(node.key) for node in oldest) < choice.window_tokens < math.inf:
             self._first.take(_PART, chosen)
-        found = list(chosen.values())
-        held = spared = 0
-        while found:
+        held = sum(len(node.key) for node in chosen.values())
+        while held < tokens and (found := self._first.take(_PART, chosen) or self._take_aside(chosen)):
             held += sum(len(node.key) for node in found)
-            spared += sum(len(node.key) for node in found if not _is_pinned(node))
-            if held >= tokens and (spared == held or spared >= spared_tokens):
-                break
-            found = self._first.take(_PART, chosen)
+        free = [len(node.key) for node in chosen.values() if not _is_kept(node, now_s)]
+        if len(free) < len(chosen):
+            self._look_behind_pins(spared_tokens - sum(free), chosen, now_s)
+
+    def _look_behind_pins(self, tokens: float, chosen: dict[int, Node], now_s: float) -> None:
+        """Choose more by the order beneath, so many tokens of what no pin keeps.
+
+        What is kept is put aside for some rounds, so that the next ones begin behind it.
+        """
+        looked_at = 0
+        while tokens > 0 and looked_at < _MOST_BEHIND and (found := self._first.take(_PART, chosen)):
+            looked_at += len(found)
+            for node in found:
+                if _is_kept(node, now_s):
+                    self._aside[id(node)] = chosen.pop(id(node))
+                else:
+                    tokens -= len(node.key)
+
+    def _bring_back(self, count: int) -> None:
+        for key in list(islice(self._aside, count)):
+            node = self._aside.pop(key)
+            if node in self:
+                self._first.put(node)
+
+    def _take_aside(self, chosen: dict[int, Node]) -> list[Node]:
+        self._bring_back(len(self._aside))
+        return self._first.take(self._part, chosen)
 
     def widen(self) -> bool:
         """Look at more, twice as many each time, because what was looked at has not been enough.
@@ -136,7 +178,8 @@ class Leaves(set[Any]):
         self._round = {key: node for key, node in self._round.items() if node in self}
         seen = len(self._round)
         self._part *= 2
-        self._take()
+        if not self._take():
+            self._take_aside(self._round)
         return len(self._round) > seen
 
     def look_at_all(self) -> None:
@@ -150,10 +193,12 @@ class Leaves(set[Any]):
             order: with claims.
         """
         chosen = self._round or {}
+        if self._round is not None and self._claims:
+            self._leaving = max(float(self._left), _FADES * self._leaving)
         self._give_back()
         claimed = [node for node in chosen.values() if node.owners is not None and node in self]
         if claimed:
-            self._pool = sorted(claimed, key=order)[:_POOL]
+            self._pool = sorted(claimed, key=order)[: max(_POOL, min(_MOST_POOL, int(4 * self._leaving)))]
 
     def ended(self, node: Node) -> None:
         """A workflow whose context ended at a node is over: look at what is left of it soon."""
@@ -172,7 +217,7 @@ class Leaves(set[Any]):
         assert chosen is not None
         if self._claims:
             self._unclaimed.take(self._part, chosen)
-            self._take_claimed(self._part, chosen)
+            self._take_claimed(max(self._part, min(_MOST_CLAIMED, int(2 * self._leaving))), chosen)
         return self._first.take(self._part, chosen)
 
     def _give_back(self) -> None:
@@ -245,8 +290,11 @@ class _Queue:
         return found
 
 
-def _is_pinned(node: Node) -> bool:
-    return node.owners is not None and bool(node.owners.pins)
+def _is_kept(node: Node, now_s: float) -> bool:
+    """Whether a pin keeps a leaf where it is: one that asks for no place on the device does so without a copy only."""
+    owners = node.owners
+    has_copy = node.backuped and not node.evicted
+    return owners is not None and bool(owners.pins) and owners.pinned(now_s, on_device=has_copy) is not None
 
 
 def made_of(nodes: Iterable[Node], own: Order) -> Leaves:

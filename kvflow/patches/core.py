@@ -335,7 +335,8 @@ class KvflowTreeCore(UnifiedTreeCore):
             choice = self.trust.choice(tier)
             if self.coordinator.by_parts and not self._ranks_all():
                 claims = self.coordinator.uses_claims and not choice.none
-                leaves.open_round(claims=claims, tokens=tokens, spared_tokens=spared_tokens, choice=choice)
+                now_s = self.coordinator.claims.clock.now_s
+                leaves.open_round(claims=claims, tokens=tokens, spared_tokens=spared_tokens, choice=choice, now_s=now_s)
             self.coordinator.open_round(leaves, choice, leaves.ages)
         except Exception:
             note("eviction order")

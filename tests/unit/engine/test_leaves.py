@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvflow.engine.leaves import EXACT, Leaves, made_of
+from kvflow.engine.owners import Owners, Pin
+
+KEPT = Pin(until_s=1e9, priority=50, on_device=True)
+RETAINED = Pin(until_s=1e9, priority=50, on_device=False)
+ENDED = Pin(until_s=1.0, priority=50, on_device=True)
 
 
 @dataclass(eq=False)
@@ -22,10 +26,15 @@ class Leaf:
     tokens: int = 16
     pinned: bool = False
     children: dict[int, Any] = field(default_factory=dict)
+    pin: Pin = KEPT
+    backuped: bool = False
+    evicted: bool = False
 
     @property
     def owners(self) -> Any:
-        return SimpleNamespace(pins=[1] * self.pinned) if self.pinned or self.value is not None else None
+        if not self.pinned and self.value is None:
+            return None
+        return Owners(pins={("", "device"): self.pin} if self.pinned else {})
 
     @property
     def key(self) -> range:
@@ -99,6 +108,87 @@ def test_where_the_oldest_are_pinned_others_are_looked_at_too(claims: bool) -> N
     leaves.close_round(order)
 
 
+def counted(leaves: Leaves) -> list[Leaf]:
+    """What rounds will ask the order beneath about, once all leaves have been sorted by it."""
+    leaves.open_round(claims=True)
+    leaves.close_round(order)
+    looked_at = list[Leaf]()
+    leaves._first._own = lambda leaf: looked_at.append(leaf) or own(leaf)  # type: ignore[func-returns-value]
+    return looked_at
+
+
+@pytest.mark.parametrize(("pin", "has_copy"), [(RETAINED, True), (ENDED, False)])
+def test_pins_that_keep_nothing_on_the_device_do_not_make_a_round_look_at_more(pin: Pin, has_copy: bool) -> None:
+    leaves, nodes = made(20 * EXACT, values=True)
+    for node in nodes:
+        node.pinned, node.pin, node.backuped = True, pin, has_copy
+    looked_at = counted(leaves)
+    leaves.open_round(claims=True, spared_tokens=160, now_s=2.0)
+    leaves.close_round(order)
+    assert len(looked_at) < EXACT
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_what_is_retained_and_has_no_other_copy_is_kept(on_host: bool) -> None:
+    leaves, nodes = made(20 * EXACT)
+    for node in sorted(nodes, key=own)[: 2 * EXACT]:
+        node.pinned, node.pin, node.backuped, node.evicted = True, RETAINED, on_host, on_host
+    leaves.open_round(claims=False, spared_tokens=160, now_s=2.0)
+    assert sum(node.tokens for node in leaves if not node.pinned) >= 160
+    leaves.close_round(order)
+
+
+def test_where_all_are_pinned_a_round_still_looks_at_a_part() -> None:
+    leaves, nodes = made(20 * EXACT, values=True)
+    for node in nodes:
+        node.pinned = True
+    looked_at = counted(leaves)
+    leaves.open_round(claims=True, spared_tokens=160)
+    assert len(list(leaves)) < EXACT
+    leaves.close_round(order)
+    assert len(looked_at) < 8 * EXACT
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_behind_however_many_pinned_ones_the_others_are_found_after_some_rounds(claims: bool) -> None:
+    leaves, nodes = made(40 * EXACT, values=True)
+    by_age = sorted(nodes, key=own)
+    for node in by_age[: 30 * EXACT]:
+        node.pinned = True
+    for _ in range(16):
+        leaves.open_round(claims=claims, spared_tokens=160)
+        leaves.close_round(order)
+    looked_at = counted(leaves)
+    for victim in by_age[30 * EXACT : 30 * EXACT + 20]:
+        leaves.open_round(claims=claims, spared_tokens=160)
+        chosen = [node for node in leaves if not node.pinned]
+        leaves.close_round(order)
+        assert len(chosen) >= 10
+        assert claims or victim in chosen
+        leaves.discard(victim)
+    assert len(looked_at) < len(nodes)
+    for node in nodes:
+        node.pinned = False
+    for _ in range(30 * EXACT // 32):
+        leaves.open_round(claims=False)
+        leaves.close_round(order)
+    assert evict(leaves, claims=False) is by_age[0], "nobody is forgotten"
+
+
+def test_what_was_put_aside_is_looked_at_when_nothing_else_is_left() -> None:
+    leaves, nodes = made(20 * EXACT)
+    for node in nodes:
+        node.pinned = True
+    for tokens in (0, 10**9):
+        leaves.open_round(claims=True, spared_tokens=160)
+        leaves.close_round(order)
+        leaves.open_round(claims=True, tokens=tokens, spared_tokens=160)
+        while leaves.widen():
+            pass
+        assert set(leaves) == set(nodes)
+        leaves.close_round(order)
+
+
 def test_a_part_grows_by_what_has_come_during_the_round() -> None:
     leaves, nodes = made(2 * EXACT)
     leaves.open_round(claims=True)
@@ -149,6 +239,39 @@ def test_claimed_leaves_that_leave_are_among_the_worst() -> None:
         leaves.add(fresh)
     assert sorted(below)[len(below) // 2] < 0.01
     assert max(below) < 0.1
+
+
+@pytest.mark.parametrize("count", [40, 100])
+def test_where_many_leave_and_come_in_a_round_those_that_leave_are_among_the_worst(count: int) -> None:
+    leaves, nodes = made(16 * EXACT, values=True)
+    draw, below = random.Random(2), list[float]()
+    for round_number in range(120):
+        for number in range(round_number * count, (round_number + 1) * count):
+            fresh = Leaf(10**6 + number, 1e9 + number, draw.random())
+            nodes.append(fresh)
+            leaves.add(fresh)
+        nodes = [node for node in nodes if node in leaves]
+        left = sorted(node.value or 0.0 for node in nodes)
+        leaves.open_round(claims=True)
+        while (most := len(leaves) - 16 * EXACT) > 0:
+            for victim in sorted((node for node in leaves if node in leaves), key=order)[:most]:
+                leaves.discard(victim)
+                below.append(left.index(victim.value or 0.0) / len(left))
+            assert leaves.widen() or len(leaves) == 16 * EXACT
+        leaves.close_round(order)
+    late = below[len(below) // 2 :]
+    assert sum(late) / len(late) < 0.03
+
+
+def test_after_rounds_in_which_many_left_parts_become_small_again() -> None:
+    leaves, _ = made(16 * EXACT, values=True)
+    for count in (150, *[1] * 60):
+        leaves.open_round(claims=True, tokens=16 * count)
+        looked_at = len(list(leaves))
+        for victim in sorted(leaves, key=order)[:count]:
+            leaves.discard(victim)
+        leaves.close_round(order)
+    assert looked_at < EXACT
 
 
 def test_an_unclaimed_leaf_leaves_before_any_claimed_one_however_young() -> None:
