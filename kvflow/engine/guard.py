@@ -28,6 +28,8 @@ _RATE_TOKENS = 1000
 _MAX_RUNNING = 16_384
 _MAX_SEEN = 16 * _SHADOW_UNITS
 """Digests remembered to tell what LRU has lost from what is new."""
+_MAX_WAITING = 256
+"""Prompts of which the sample is remembered while their requests wait; SGLang looks for 128 at most in a pass."""
 _PROMPT_WEIGHT = 0.05
 _HOST_ALLOWANCE = 2
 """Prompts on the host for each one of the allowance: what is kept there and what leaves for it share the window."""
@@ -132,6 +134,7 @@ class Guard:
         self._prompt_s = self._rate_s = 0.0
         self._running: dict[Hashable, tuple[list[int], bool, int]] = {}
         self._looked_up: dict[Hashable, Sequence[int]] = {}
+        self._samples: dict[int, list[int]] = {}
         self._balance_s = self._lru_s = 0.0
         self._balance_tokens = self._lru_tokens = 0.0
         self._prompt_tokens = 0.0
@@ -157,7 +160,8 @@ class Guard:
             key: names the request.
             digests: of the prompt's full units.
 
-        Cost: O(1) now, and that of :meth:`started` when the next request starts or ends.
+        Cost: O(1) now, and O(log units) and that of what is found when the next request starts or ends; O(units) for
+        the first look of a prompt.
         """
         self._looked_up.pop(key, None)  # whoever looks again has been the last to look
         self._looked_up[key] = digests
@@ -222,10 +226,21 @@ class Guard:
     def _renew(self) -> None:
         """Touch what requests that wait have found."""
         for digests in self._looked_up.values():
-            sampled = self._sampled(digests)[1]
+            sampled = self._sample_of(digests)
             self._device.look_up(sampled)
             self._host.look_up(sampled)
         self._looked_up.clear()
+
+    def _sample_of(self, digests: Sequence[int]) -> Sequence[int]:
+        """The sample of a prompt that is looked for again and again. Its last digest stands for all of them."""
+        if self._sample == 1 or not digests:
+            return digests
+        known = self._samples.get(digests[-1])
+        if known is None:
+            known = self._samples[digests[-1]] = self._sampled(digests)[1]
+            if len(self._samples) > _MAX_WAITING:
+                del self._samples[next(iter(self._samples))]
+        return known
 
     def _compare(
         self, sampled: Sequence[int], held: Sequence[int], device_end: int, cached_end: int

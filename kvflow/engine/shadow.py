@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -36,11 +37,8 @@ class ShadowLRU:
         return group is not None and group.holders > 0
 
     def prefix(self, sampled: Sequence[int]) -> int:
-        """How many of a prompt's first digests it has. Cost: O(those it has not)."""
-        count = len(sampled)
-        while count and sampled[count - 1] not in self._group_of:
-            count -= 1
-        return count
+        """How many of a prompt's first digests it has: what it has of a prompt is a prefix. Cost: O(log digests)."""
+        return bisect_left(sampled, True, key=lambda digest: digest not in self._group_of)
 
     def hold(self, sampled: Sequence[int], capacity: int, group: int, rest: float = 0.0) -> None:
         """A request that starts takes its prompt, and pushes out what no longer fits.
