@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from kvflow.engine.ahead import LIKELY
 from kvflow.engine.claim import Claim
@@ -14,6 +14,8 @@ _TRIES = 4
 """Contexts that are tried before anything has changed."""
 _PAUSE_S = 0.1
 """Between two looks for waits, which are longer."""
+_LOOKED_AT = 64
+"""Waits that one look finds."""
 
 
 class BackupPlanner:
@@ -35,7 +37,9 @@ class BackupPlanner:
         self._coordinator = coordinator
         self._device_tokens = device_tokens
         self._decided = -1
-        self._resume_s = 0.0
+        self._resume_s = self._search_s = 0.0
+        self._found: list[Claim] = []
+        self._there_is_more = False
         self._ordered: dict[Node, float] = {}
         self._refused: tuple[int, set[Node]] = (-1, set())
 
@@ -75,8 +79,7 @@ class BackupPlanner:
         Args:
             under_way: whether a copy of a node has begun.
 
-        Cost: O(claims) if a prediction has changed since the last call that found nothing, ten times a second at most;
-        else O(1).
+        Cost: O(1); O(claims) for a search, ten times a second, or when all that one has found has been dealt with.
         """
         clock = self._coordinator.claims.clock
         if clock.version == self._decided or (clock.now_s < self._resume_s and not self._ordered):
@@ -88,7 +91,8 @@ class BackupPlanner:
         wanted = (node for node in self._wanted() if node not in refused and not under_way(node))
         node = next(wanted, None) if len(refused) < _TRIES else None
         if node is None:
-            self._decided, self._resume_s = clock.version, clock.now_s + _PAUSE_S
+            self._decided = clock.version
+            self._resume_s = self._search_s if self._search_s > clock.now_s else clock.now_s + _PAUSE_S
         return node
 
     def refused(self, node: Node) -> None:
@@ -98,10 +102,23 @@ class BackupPlanner:
     def _wanted(self) -> Iterator[Node]:
         """Where contexts end that are to be copied: as ordered, or because they will not be used for long."""
         yield from self._ordered
+        yield from (claim.tip for claim in self._waits() if claim.tip is not None)
+
+    def _waits(self) -> list[Claim]:
+        """Claims whose contexts will not be used for long and lack a copy: what one search has found of them."""
         claims = self._coordinator.claims
-        for claim in chain(claims.expected(), (claim for claim in claims.waited_for() if claim.held_s)):
-            if claim.tip is not None and self._lacks(claim.tip) and self._faces_a_long_wait(claim):
-                yield claim.tip
+        self._found = [claim for claim in self._found if self._counts(claim)]
+        if claims.clock.now_s >= self._search_s or (self._there_is_more and not self._found):
+            several = chain(claims.expected(), claims.waited_for())
+            self._found = list(islice(filter(self._counts, several), _LOOKED_AT))
+            self._there_is_more = len(self._found) == _LOOKED_AT
+            self._search_s = claims.clock.now_s + _PAUSE_S
+        return self._found
+
+    def _counts(self, claim: Claim) -> bool:
+        if not claim.expected or (claim.waited_for and not claim.held_s):
+            return False
+        return claim.tip is not None and self._lacks(claim.tip) and self._faces_a_long_wait(claim)
 
     def _lacks(self, node: Node) -> bool:
         """Whether a copy is missing, and can be made."""

@@ -10,11 +10,15 @@ from kvflow.engine.claim import Claim, ProgramLife
 from kvflow.engine.clock import Clock
 from kvflow.engine.ports import Node
 from kvflow.engine.roles import Role
-from kvflow.predict import WorkflowUpdate
+from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
 _MAX_ROLES = 65_536
 _LOOKED_AT = 16
 """Roles looked at to find one that can be forgotten."""
+_JUST_S = 0.1
+"""A request that was announced longer ago is here, and waits for something else than its way."""
+_MANY = 64
+"""Announced requests remembered before those that are here are forgotten."""
 
 
 class ClaimTable:
@@ -35,6 +39,8 @@ class ClaimTable:
         self._lives: dict[str, ProgramLife] = {}
         self._contexts = self._updates = 0
         self._updated: dict[str, int] = {}
+        self._announced: list[Claim] = []
+        self._tidy_at = _MANY
 
     def __len__(self) -> int:
         """Number of live workflows."""
@@ -139,8 +145,27 @@ class ClaimTable:
                     update.workflow_id, update.workflow_type, prediction.agent
                 )
                 self._contexts += not update.expected
-            changed |= claim.set(prediction)
+            changed |= self._set(claim, prediction, live=not update.expected)
         self.clock.version += changed
+
+    def _set(self, claim: Claim, prediction: ClaimPrediction, *, live: bool) -> bool:
+        before_s = claim.since_s
+        changed = claim.set(prediction)
+        if live and claim.since_s is not None and claim.since_s != before_s:
+            if len(self._announced) >= self._tidy_at:
+                self._tidy_at = _MANY + 2 * len(self.announced())
+            self._announced.append(claim)
+        return changed
+
+    def announced(self) -> list[Claim]:
+        """Claims of live workflows whose request came a tenth of a second ago at most. Cost: O(those)."""
+        now_s = self.clock.now_s
+        self._announced = [
+            claim
+            for claim in self._announced
+            if claim.since_s is not None and now_s - claim.since_s < _JUST_S and not claim.retired
+        ]
+        return self._announced
 
     def hold(self, workflow_id: str, held_s: float) -> None:
         """Take note of how long the turn of a live workflow's program is off; 0 once it has come."""

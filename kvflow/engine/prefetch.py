@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from kvflow.engine.accounting import Counters
-from kvflow.engine.ahead import nearest, search_pause_s, target
+from kvflow.engine.ahead import Search, target
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.load_orders import LoadOrders
@@ -25,8 +25,6 @@ _PAUSE_S = 0.1
 """How long nothing is tried after there was no room."""
 _LEAVES = 256
 """Looked at for requests that wait before there is a pause of this length; behind fewer there is a shorter one."""
-_ANNOUNCED_S = 0.1
-"""How long the link is kept free for a request that has been announced; after that it waits for something else."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +85,7 @@ class Prefetcher:
         self.least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
         self._resume_s = self._resume_asked_s = self._resume_orders_s = self._search_s = 0.0
+        self._search = Search(coordinator)
         self._looked = 0
         self._orders = LoadOrders(self._missing, least_tokens)
         self._begun = 0
@@ -107,8 +106,8 @@ class Prefetcher:
             room: on the device.
             view: the rest of the device tier; asked for only if something would have to leave.
 
-        Cost: O(claims) if a prediction has changed since the last call that found nothing, plus O(leaves) if something
-        would have to leave, which is tried ten times a second at most; else O(1).
+        Cost: O(1); O(claims) for a search, of which there are few (see :class:`~kvflow.engine.ahead.Search`), and
+        O(leaves) if something would have to leave, which is tried ten times a second at most.
         """
         clock = self._coordinator.claims.clock
         self.pace.tick(clock.now_s)
@@ -223,12 +222,10 @@ class Prefetcher:
                 self.pace.wasted(len(node.key))
             self._counters().prefetch_wasted_tokens += len(node.key)
 
-    def _load_is_coming(self, now_s: float) -> bool:
+    def _load_is_coming(self) -> bool:
         """Whether a request will load for itself as soon as it is here: word of it comes ahead, and the link is its."""
-        return any(
-            claim.since_s is not None and now_s - claim.since_s < _ANNOUNCED_S and self._missing(target(claim))
-            for claim in self._coordinator.claims.waited_for()
-        )
+        announced = self._coordinator.claims.announced()
+        return any(claim.waited_for and self._missing(target(claim)) for claim in announced)
 
     def _ordered(self, now_s: float, room: Room, view: Callable[[], DeviceView]) -> Load | None:
         """The first order there is room for; one there is none for holds up neither the others nor predictions."""
@@ -238,7 +235,7 @@ class Prefetcher:
             load = self._first_part(missing)
             if load is None:
                 continue
-            if self._load_is_coming(now_s):
+            if self._load_is_coming():
                 return None
             load.ordered = True
             if part := self._with_room(load, room, view):
@@ -250,11 +247,11 @@ class Prefetcher:
         """What is predicted to be needed next, if there is room: what is needed later is worth less."""
         if now_s < max(self._resume_s, self._search_s) or not self.pace.may_load:
             return None
-        load = next(filter(None, map(self._load_of, nearest(self._coordinator))), None)
+        load = next(filter(None, map(self._load_of, self._search.nearest())), None)
         if load is None:
-            self._search_s = now_s + search_pause_s(self._coordinator)
+            self._search_s = self._search.next_s
             return None
-        if self._load_is_coming(now_s):
+        if self._load_is_coming():
             return None
         part = self._with_room(load, room, view)
         if part is None:
