@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kvflow.patches.tree import KvflowRadixCache
 
 
+_LOOK_S = 0.25
+"""How often to look at a queue of which SGLang lets nobody in: what programs will use fades."""
+
+
 class Gate:
     """Follows the programs of one scheduler's requests, and holds requests back for one pass at a time.
 
@@ -35,13 +39,22 @@ class Gate:
         )
         self._cache = cache
         self._queued: dict[str, int] = {}
-        self._failed = self._idle = False
+        self._failed = self._idle = self._passes_by = False
+        self._looked_s = 0.0
         self._looks = False
         self._scheduler: Any = None
         self._guard = Guard("admission")
 
-    def hold(self, scheduler: Any) -> list[Any]:
-        """Put the requests that may run in their order, and take the others out of the queue and return them."""
+    def hold(self, scheduler: Any, running_batch: Any = None) -> list[Any]:
+        """Put the requests that may run in their order, and take the others out of the queue and return them.
+
+        Args:
+            scheduler: whose queue it is.
+            running_batch: those that run, as SGLang is going to see them; None if nobody knows.
+
+        Cost: O(queue); O(1) in passes in which SGLang lets nobody in, nobody has come or gone, and it is not yet time
+        to look again.
+        """
         queue: list[Any] = scheduler.waiting_queue
         self._scheduler, self._looks = scheduler, not self._given_up()
         if not self._looks:
@@ -49,6 +62,9 @@ class Gate:
         self._idle = self.programs.at_rest and self._guard.run(_without_claims, queue, default=False)
         if self._idle:  # most passes decode, or nobody has hints
             self._queued = {}
+            return []
+        self._passes_by = self._guard.run(self._nothing_to_do, scheduler, running_batch, default=False)
+        if self._passes_by:
             return []
         allowed = self._guard.run(self._allowed, queue, default=None)
         self._failed = allowed is None
@@ -63,7 +79,7 @@ class Gate:
 
         SGLang gives up the others: its queue was full, for example.
         """
-        if self._idle or not self._looks:
+        if self._idle or not self._looks or (self._passes_by and batch is None):
             return
         if not self._failed:
             queued, last = self._queued, len(self._queued)
@@ -102,6 +118,14 @@ class Gate:
             Guard("admission").run(self.programs.give_up, default=None)
         return True
 
+    def _nothing_to_do(self, scheduler: Any, running_batch: Any) -> bool:
+        """Whether nobody can be let in, and there is nothing to learn either."""
+        queue, now_s = scheduler.waiting_queue, self._cache.coordinator.claims.clock.now_s
+        if self._failed or running_batch is None or not queue or now_s - self._looked_s >= _LOOK_S:
+            return False
+        is_known = len(queue) == len(self._queued) and queue[-1].rid in self._queued  # who comes is the last
+        return is_known and is_shut(scheduler, running_batch)
+
     def _allowed(self, queue: list[Any]) -> list[str]:
         rids = {req.rid: place for place, req in enumerate(queue)}
         for rid in [rid for rid in self.programs.waiting() if rid not in rids]:
@@ -115,7 +139,7 @@ class Gate:
                 digests = self._cache.watch.digests(req)
                 tokens = len(req.origin_input_ids) + len(req.output_ids)  # it has some if it was retracted
                 self.programs.arrived(req.rid, claim, tokens, digests)
-        self._queued = rids
+        self._queued, self._looked_s = rids, self._cache.coordinator.claims.clock.now_s
         return self.programs.arrange(list(rids), self._memory())
 
     def _started(self, queue: list[Any], batch: Any) -> None:
@@ -131,6 +155,13 @@ class Gate:
     def _memory(self) -> AdmissionMemory:
         memory = self._cache.watch.memory()
         return AdmissionMemory(device_tokens=memory.device_tokens, host_tokens=memory.host_tokens)
+
+
+def is_shut(scheduler: Any, running_batch: Any) -> bool:
+    """Whether SGLang goes on without a look at its queue, since nobody has left the batch that was full."""
+    asks_anew = getattr(scheduler, "enable_priority_preemption", True) or getattr(scheduler, "is_hybrid_swa", True)
+    full = running_batch.batch_is_full and not running_batch.is_empty()
+    return full and scheduler.chunked_req is None and not asks_anew
 
 
 def _counts(req: Any) -> bool:

@@ -18,7 +18,8 @@ def form(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
     prefetch: Prefetch | None = getattr(self.tree_cache, "prefetch", None)
     if prefetch is not None:
         prefetch.reap()
-    held = gate.hold(self) if gate is not None else []
+    running_batch = kwargs.get("running_batch", args[1] if len(args) > 1 else None)
+    held = gate.hold(self, running_batch) if gate is not None else []
     batch = None
     try:
         result = original(self, *args, **kwargs)

@@ -36,9 +36,9 @@ def request(name: str, workflow: str | None = None, fixed_tokens: int | None = N
     )
 
 
-def seen(gate: Gate, scheduler: SimpleNamespace, *, starts: int = 0, lost: int = 0) -> list[str]:
+def seen(gate: Gate, scheduler: SimpleNamespace, *, starts: int = 0, lost: int = 0, running: Any = None) -> list[str]:
     """What a pass sees, of which the first few start, and the next few are given up."""
-    held = gate.hold(scheduler)
+    held = gate.hold(scheduler, running)
     there = [req.rid for req in scheduler.waiting_queue]
     batch = SimpleNamespace(reqs=scheduler.waiting_queue[:starts]) if starts else None
     del scheduler.waiting_queue[: starts + lost]
