@@ -73,6 +73,11 @@ class Forecaster:
         """A client says that a tool has ended: those of the type do."""
         touched(self._hears_ends, workflow.workflow_type, _MOST_TYPES, bool)
 
+    def followed(self, workflow: Workflow) -> None:
+        """Learn whether workflows of the type go through their graph more than once."""
+        if workflow.declared and workflow.cursor is not None and workflow.cursor.restarted:
+            touched(self._restart, workflow.workflow_type, _MOST_TYPES, bool)
+
     def hears_ends(self, workflow: Workflow) -> bool:
         """Whether clients of the type say when tools end."""
         return workflow.workflow_type in self._hears_ends
@@ -193,9 +198,10 @@ class Forecaster:
         if self._is_declared(workflow, agent) or context is None or not context.turns:
             later *= alive()
         else:
-            later, due_s = self._return(workflow, agent, context, now_s)
+            returns, due_s = self._return(workflow, agent, context, now_s)
             if ahead is None or ahead.steps is None or _is_between_runs(workflow):
-                return later, due_s
+                return returns, due_s
+            later = max(returns, later * alive()) if workflow.declared else returns
         if ahead is None or ahead.steps is None or later < _LEAST_PROBABILITY:
             return later, round(now_s + (steps or 0.0) * self._turn_s(workflow, agent), 1)
         left_s = max(self._step_left_s(workflow, agent, step, now_s) for step in workflow.steps_before(agent))
@@ -241,9 +247,7 @@ class Forecaster:
         cursor = workflow.cursor
         if cursor is None or not workflow.declared:
             return workflow.declared
-        if cursor.restarted:
-            touched(self._restart, workflow.workflow_type, _MOST_TYPES, bool)
-        goes_on = cursor.restarted or (cursor.at_end and workflow.workflow_type in self._restart)
+        goes_on = cursor.restarted or (workflow.workflow_type in self._restart and cursor.at_end)
         return agent in cursor.graph and not goes_on
 
     def _return(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> tuple[float, float]:
@@ -262,7 +266,7 @@ class Forecaster:
     def _again(self, workflow: Workflow, agent: str, context: Context, now_s: float) -> float:
         """Probability that a context is used at least once more."""
         before = self.survival.again(workflow.workflow_type, agent, context.turns)
-        if not context.last_tool and workflow.is_untold(context.answered_s, now_s):
+        if not context.last_tool and context.is_untold(now_s):
             return before
         return self.endings.again(workflow.workflow_type, agent, context.last_tool, before)
 

@@ -117,11 +117,11 @@ class ControlPlane:
         if context.arrivals_s:
             now_s = self._clock()
             context.arrivals_s.popleft()
-            context.answered_s, context.given_up = now_s, given_up
+            context.answered_s, context.told, context.given_up = now_s, False, given_up
             context.turns -= given_up
             context.last_tool = context.last_tool if given_up else ""
             self._workflows.touch(workflow, now_s)
-            workflow.answered_s = now_s
+            workflow.answered = True
         return True
 
     def finish(self, workflow_id: str) -> list[WorkflowUpdate]:
@@ -160,14 +160,14 @@ class ControlPlane:
             self._retire(workflow, ended=False, over=None)  # a guess, from which nothing is to be learned
         else:
             expired = workflow.expire_pins(now_s)
-            answered = workflow.answered_s is not None and not workflow.is_untold(workflow.answered_s, now_s)
+            answered = workflow.answered and not workflow.is_untold(now_s)
             if expired or answered or now_s >= workflow.revisit_s:
                 self._predict(workflow)
 
     def view(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Describe the live workflows, or so many of them, the one that was heard of last first."""
         for workflow in list(islice(reversed(self._workflows), limit)):
-            if workflow.answered_s is not None:
+            if workflow.answered:
                 with suppress(Exception):  # whatever it is, it must not keep anybody from looking
                     self._predict(workflow)
         now_s = self._clock()
@@ -189,7 +189,7 @@ class ControlPlane:
         if fact.agent not in workflow.agents and len(workflow.agents) >= self._settings.intake.max_agents:
             return Status.REJECTED, f"workflow already has {len(workflow.agents)} agents (intake.max_agents)"
         workflow.tenant = workflow.tenant or fact.tenant
-        self._workflows.hear(workflow, self._clock())
+        self._workflows.hear(workflow, fact.agent, self._clock())
         known_step, over_s = workflow.latest, workflow.ended_s
         ends_told = self.forecaster.hears_ends(workflow)
         step_id, answered = workflow.start(fact.agent, fact.step_id, ends_told=ends_told)
@@ -240,7 +240,7 @@ class ControlPlane:
         return context
 
     def _step_end(self, workflow: Workflow, fact: StepFact, intake: Intake) -> tuple[Status, str]:
-        self._workflows.hear(workflow, self._clock())
+        self._workflows.hear(workflow, fact.agent, self._clock())
         step_id = workflow.end(fact.agent, fact.step_id)
         started_s = workflow.started_s.pop((fact.agent, step_id or ""), None)
         if started_s is not None:
@@ -266,7 +266,7 @@ class ControlPlane:
         workflow = self._workflows.get(fact.workflow_id)
         if workflow is None:
             return Status.MISSING, "workflow is not live"
-        self._workflows.hear(workflow, self._clock())
+        self._workflows.hear(workflow, fact.agent, self._clock())
         key = (fact.agent, fact.call_id or fact.tool)
         now_s = self._clock()
         wait = ToolWait(
@@ -338,9 +338,9 @@ class ControlPlane:
     def _predict(self, workflow: Workflow) -> None:
         workflow.revisit_s = math.inf  # should it fail, others have their turn
         self._follow(workflow)
+        self.forecaster.followed(workflow)
         now_s = self._clock()
-        if not workflow.is_untold(workflow.answered_s, now_s):
-            workflow.answered_s = None
+        workflow.answered = workflow.answered and workflow.is_untold(now_s)
         steps = workflow.steps(self._settings.eviction.prediction)
         others = self._claims - workflow.claims_sent
         most_ahead = MOST_AHEAD if others < _AHEAD_SHARE * _MOST_CLAIMS else 0

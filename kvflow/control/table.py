@@ -61,7 +61,6 @@ class WorkflowTable:
             workflow_type=fact.workflow_type,
             parent_id=self._parent_id(fact.workflow_id, fact.parent_workflow_id),
             last_seen_s=now_s,
-            heard_s=now_s,
             children=self._children.setdefault(fact.workflow_id, set()),
         )
         self._workflows[fact.workflow_id] = workflow
@@ -78,9 +77,10 @@ class WorkflowTable:
             if name and name not in self._workflows and not self._children[name]:
                 del self._children[name]
 
-    def hear(self, workflow: Workflow, now_s: float) -> None:
-        """Note a fact of a workflow."""
-        workflow.heard_s = now_s
+    def hear(self, workflow: Workflow, agent: str, now_s: float) -> None:
+        """Note a fact of a workflow's agent."""
+        if agent in workflow.contexts:
+            workflow.contexts[agent].told = True
         self.touch(workflow, now_s)
 
     def touch(self, workflow: Workflow, now_s: float) -> None:

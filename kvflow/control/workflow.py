@@ -47,6 +47,7 @@ class Context:
         turns: requests so far.
         arrivals_s: when those came that have not been answered. Answers are taken to come in the same order.
         answered_s: when the last one was answered or given up; None before the first.
+        told: its agent has been heard of since.
         given_up: the last one was given up, and its program may ask again.
         last_tool: the tool that was called since, the latest of them; empty if none was.
     """
@@ -54,8 +55,13 @@ class Context:
     turns: int = 0
     arrivals_s: deque[float] = field(default_factory=deque)
     answered_s: float | None = None
+    told: bool = True
     given_up: bool = False
     last_tool: str = ""
+
+    def is_untold(self, now_s: float) -> bool:
+        """Whether nothing has been heard since an answer, which says nothing yet: what follows may be on its way."""
+        return not self.told and self.answered_s is not None and now_s < self.answered_s + _UNTOLD_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,8 +70,7 @@ class Workflow:
 
     Attributes:
         last_seen_s: clock reading of the latest fact or answer, of a sub-workflow, too.
-        heard_s: clock reading of the latest fact of its own.
-        answered_s: when it was answered last; None once what that predicts has been told.
+        answered: what an answer predicts has not been told yet.
         children: sub-workflows that live, by id.
         contexts: by agent, for those that have sent requests.
         waits: tool calls under way, by (agent, call).
@@ -83,8 +88,7 @@ class Workflow:
     workflow_id: str
     workflow_type: str
     last_seen_s: float
-    heard_s: float
-    answered_s: float | None = None
+    answered: bool = False
     parent_id: str | None = None
     tenant: str | None = None
     cursor: Cursor | None = None
@@ -115,9 +119,9 @@ class Workflow:
         """Whether a tool is under way that takes, as its client has said, until later than now."""
         return any(wait.told_s > now_s for wait in self.waits.values())
 
-    def is_untold(self, answered_s: float | None, now_s: float) -> bool:
-        """Whether nothing has been heard since an answer, which says nothing yet: what follows may be on its way."""
-        return answered_s is not None and self.heard_s < answered_s and now_s < answered_s + _UNTOLD_S
+    def is_untold(self, now_s: float) -> bool:
+        """Whether that is so of one of its contexts."""
+        return any(context.is_untold(now_s) for context in self.contexts.values())
 
     def has_own_graph(self, graph: AgentStepGraph) -> bool:
         """Whether it follows a declared graph with agents that this one has not: its type has another since."""

@@ -34,7 +34,7 @@ class Cursor:
 
     Attributes:
         graph: the graph followed; it may grow, or be replaced by a better one, while the workflow runs.
-        restarted: the run has begun again where nothing of it was under way or due, as conversations do.
+        restarted: the run has gone on where it may have been over, as conversations do.
     """
 
     def __init__(self, graph: AgentStepGraph) -> None:
@@ -161,10 +161,15 @@ class Cursor:
         flow = self._flow
         return flow.is_due(flow.index[agent], flow.mask(self._running), flow.arrived(self._satisfied))
 
+    def _may_be_over(self) -> bool:
+        """Whether nothing runs, and nothing has to come."""
+        over = not self._satisfied or any(target == END for _, target in self._satisfied)
+        return over and not self._running.keys() - {END}
+
     def _take_edges_into(self, agent: str) -> list[str]:
         """Consume the edges into an agent that starts; returns where they come from."""
         if not self._is_due(agent):
-            self.restarted = self.restarted or not self._running.keys() - {END}
+            self.restarted = self.restarted or self._may_be_over()
             for source in self.graph.predecessors(agent):
                 if source in self._running:
                     self._leave(source)

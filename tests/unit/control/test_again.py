@@ -55,3 +55,44 @@ def test_a_conversation_that_goes_through_its_graph_again_is_expected_back_by_ex
     driver.answer("new")
     driver.step_end("new", "coder", "s")
     assert driver.claims["new"]["coder"].probability > 0.3, "so do others of its type"
+
+
+def test_who_is_next_for_certain_is_so_in_every_run_of_a_conversation(driver: Driver) -> None:
+    graph = AgentStepGraph("t").chain(START, "router", "coder", END)
+    driver.plane.graphs.declare("t", to_dict(graph))
+
+    def run(workflow: str, turn: int) -> float:
+        for agent in graph.agents:
+            driver.ask(workflow, agent, step_id=f"{agent}{turn}")
+            driver.clock.now_s += 2
+            if agent == "router" and turn:
+                next_up = driver.claims[workflow]["coder"].probability
+            driver.answer(workflow, agent)
+            driver.step_end(workflow, agent, f"{agent}{turn}")
+        return next_up if turn else 1.0
+
+    for number in range(20):  # most have a single turn
+        run(f"old{number}", 0)
+        driver.end(f"old{number}")
+    run("w", 0)
+    driver.clock.now_s += 20
+    assert run("w", 1) > 0.9
+
+
+def test_what_another_agent_says_does_not_tell_whether_one_has_called_a_tool(driver: Driver) -> None:
+    for index in range(60):
+        workflow = f"old{index}"
+        for _ in range(index % 6):
+            driver.turn(workflow, 1.0)
+        driver.ask(workflow)
+        driver.clock.now_s += 1
+        driver.answer(workflow)
+        driver.end(workflow)
+    driver.turn("w", 1.0)
+    for agent in ("coder", "other"):
+        driver.ask("w", agent)
+    driver.clock.now_s += 1
+    driver.answer("w")
+    driver.clock.now_s += 0.1
+    driver.step_end("w", "other")
+    assert driver.claims["w"]["coder"].probability > 0.5

@@ -34,6 +34,7 @@ class Driver:
 
     def answer(self, workflow: str, agent: str = "coder") -> None:
         self.plane.answered(workflow, agent)
+        self.plane.view()  # or it is predicted half a second later
         self.expire()
 
     def tool(self, workflow: str, event: str, tool: str = "bash", **fields: object) -> None:

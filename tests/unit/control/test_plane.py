@@ -50,8 +50,9 @@ def ask(plane: ControlPlane, agent: str, workflow: str = "w", **fields: Any) -> 
 
 
 def answer(plane: ControlPlane, agent: str, workflow: str = "w") -> list[WorkflowUpdate]:
-    """A request of an agent has been answered; returns what is told of its workflow when nothing else is heard."""
+    """A request of an agent has been answered; returns what is told of its workflow once somebody has looked at it."""
     plane.answered(workflow, agent)
+    plane.view()
     return [update for update in plane.expire() if update.workflow_id == workflow]
 
 
@@ -327,6 +328,7 @@ def test_the_view_tells_when_each_context_is_used_next(plane: ControlPlane, cloc
     view = plane.view()[0]["next_use"]
     assert view["code"] == {"probability": 1.0, "in_s": 0.0, "asked": True}
     plane.answered("w", "code")
+    clock.now_s += 0.5
     view = plane.view()[0]["next_use"]
     assert set(view) >= {"code", "test", "write"}
     assert not view["code"]["asked"]

@@ -295,6 +295,7 @@ def test_an_agent_that_may_run_beside_another_does_not_once_that_has_ended():
     assert cursor.next_use["check"] == cursor.next_use["legal"] == NextUse(probability=0.0, steps=None)
     cursor.start("check")
     assert cursor.steps["legal"] == 1, "late, but it runs"
+    assert not cursor.restarted
 
 
 def test_a_branch_is_drawn_anew_when_its_source_starts_again():
@@ -321,3 +322,10 @@ def test_a_run_that_begins_again_after_its_end_is_told_from_one_that_goes_on():
     cursor.start("router")
     assert cursor.restarted
     assert not cursor.at_end
+
+
+def test_an_agent_that_is_asked_twice_before_the_next_is_no_new_run():
+    cursor = follow(AgentStepGraph().chain(START, "plan", "code", "review", END), "plan", "code")
+    cursor.end("code")
+    cursor.start("code")
+    assert not cursor.restarted
