@@ -179,7 +179,7 @@ class Claim:
         if self.since_s is None:
             return
         if self.pause_s is None:
-            self.answered_here += 1
+            self.answered_here = min(self.answered_here + 1, self.requests - 1)  # samples of one are answered apart
         else:
             self.since_s, self.due_s, self.placed = None, clock.now_s + self.pause_s, 0
             clock.version += 1

@@ -15,6 +15,7 @@ from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.digests import MIN_UNIT_TOKENS
 from kvflow.engine.entering import Prompt, enter, enter_fixed, learn, settle
+from kvflow.engine.owners import kept_by
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
@@ -374,10 +375,7 @@ class Coordinator:
         return node.owners.cls is EvictionClass.RETIRED
 
     def _pinned(self, node: Node) -> float | None:
-        if node.owners is None or not node.owners.pins:
-            return None
-        last = node.evicted or not node.backuped  # without a copy it would be lost with the device
-        return node.owners.pinned(self.claims.clock.now_s, on_device=not last)
+        return kept_by(node, self.claims.clock.now_s)
 
     def _rank_leaf(self, node: Node, standing: Standing, *, backed_up: bool | None = None) -> Rank:
         age = 0.0

@@ -41,7 +41,7 @@ class Fetch:
 class Fetcher:
     """Decides what to fetch from storage, one context at a time, and keeps account of what became of it.
 
-    Decides as :class:`~kvflow.engine.Prefetcher` does, anew every time and under a budget for mistakes. What has left
+    Decides as :class:`~kvflow.engine.Prefetcher` does, under a budget for mistakes. What has left
     device and host has not been forgotten as long as a claim or its role remembers where its prompt ended.
 
     Args:

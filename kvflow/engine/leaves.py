@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from kvflow.engine import ports
 from kvflow.engine.ages import Ages
 from kvflow.engine.choice import FREE_CHOICE, Choice
+from kvflow.engine.owners import kept_by
 
 EXACT = 192
 """Up to so many leaves are all looked at."""
@@ -138,7 +139,7 @@ class Leaves(set[Any]):
         held = sum(len(node.key) for node in chosen.values())
         while held < tokens and (found := self._first.take(_PART, chosen) or self._take_aside(chosen)):
             held += sum(len(node.key) for node in found)
-        free = [len(node.key) for node in chosen.values() if not _is_kept(node, now_s)]
+        free = [len(node.key) for node in chosen.values() if kept_by(node, now_s) is None]
         if len(free) < len(chosen):
             self._look_behind_pins(spared_tokens - sum(free), chosen, now_s)
 
@@ -151,7 +152,7 @@ class Leaves(set[Any]):
         while tokens > 0 and looked_at < _MOST_BEHIND and (found := self._first.take(_PART, chosen)):
             looked_at += len(found)
             for node in found:
-                if _is_kept(node, now_s):
+                if kept_by(node, now_s) is not None:
                     self._aside[id(node)] = chosen.pop(id(node))
                 else:
                     tokens -= len(node.key)
@@ -288,13 +289,6 @@ class _Queue:
                     found.append(node)
                     count -= 1
         return found
-
-
-def _is_kept(node: Node, now_s: float) -> bool:
-    """Whether a pin keeps a leaf where it is: one that asks for no place on the device does so without a copy only."""
-    owners = node.owners
-    has_copy = node.backuped and not node.evicted
-    return owners is not None and bool(owners.pins) and owners.pinned(now_s, on_device=has_copy) is not None
 
 
 def made_of(nodes: Iterable[Node], own: Order) -> Leaves:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from kvflow.engine.claim import Claim
 from kvflow.engine.clock import Clock
+from kvflow.engine.ports import Node
 from kvflow.engine.roles import Role
 from kvflow.policy import UNKNOWN, EvictionClass, Rank, Standing
 
@@ -284,3 +285,16 @@ def _least(one: float | None, other: float | None) -> float | None:
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
+
+
+def kept_by(node: Node, now_s: float) -> int | None:
+    """Highest priority of the pins that keep a leaf where it is; None if none does.
+
+    Args:
+        node: on the device or the host.
+        now_s: on the control plane's clock.
+    """
+    if node.owners is None or not node.owners.pins:
+        return None
+    last = node.evicted or not node.backuped  # without a copy it would be lost with the device
+    return node.owners.pinned(now_s, on_device=not last)

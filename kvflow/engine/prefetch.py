@@ -1,7 +1,7 @@
 """Loads from host to device in the background: ahead of use, or while the request that needs them waits in the queue.
 
 Nothing is queued, so nothing has to be cancelled: one load is under way at a time, and what comes after it is decided
-when it has ended, by what is predicted then.
+when it has ended, by what is predicted then, or by what the latest search through many claims has found.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 from enum import StrEnum
 from pathlib import Path
 
+from kvflow.errors import ConfigError
 from kvflow.patches.cpu import tokenizer
 from kvflow.patches.cpu.model import ModelSpec, build_model, llama_config
 
@@ -30,8 +31,12 @@ def make_model(recipe: Recipe, folder: Path) -> None:
     """
     if recipe == Recipe.TINY:
         build_model(folder)
-    elif not (folder / "config.json").exists():
+        return
+    config = folder / "config.json"
+    if not config.exists():
         write_geometry(folder)
+    elif config.read_text() != json.dumps(llama_config(LLAMA_8B)):
+        raise ConfigError(f"{folder} holds another model, or one of an older kvflow: remove it, or name another folder")
 
 
 def write_geometry(folder: Path) -> None:

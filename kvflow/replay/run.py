@@ -121,10 +121,13 @@ def replay(
         Rounds as they are over, those played before included.
 
     Raises:
-        ConfigError: a found server has pages of another size than it was said to have.
+        ConfigError: a found server has pages of another size than it was said to have, or a model is to be made where
+            files of somebody else are.
         ServerUnavailableError: a server did not start, cannot do what its arm needs, or died; rounds that were over
             by then are kept.
     """
+    if plan.engine is not None:
+        plan.engine.make_model()  # which the prompts of found servers may be told by, too
     works = {index: plan.load.drawn(workload, plan.seed + index) for index in range(plan.rounds)}
     calls = {index: sum(len(program.calls) for program in work) for index, work in works.items()}
     total = len(plan.arms) * sum(calls.values())

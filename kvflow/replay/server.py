@@ -49,6 +49,15 @@ class Engine:
     token_bytes: int | None = None
     ready_s: float = 600.0
 
+    def make_model(self) -> None:
+        """Make the model, if it is to be made and is not there yet.
+
+        Raises:
+            ConfigError: its folder holds files of somebody else.
+        """
+        if self.recipe is not None:
+            make_model(self.recipe, Path(self.model))
+
     def flags_of(self, arm: Arm) -> tuple[str, ...]:
         """Flags of SGLang for the server of an arm."""
         return (*self.flags, *(self.host_flags if arm.host else ()), *arm.flags)
@@ -119,8 +128,7 @@ def serving(arm: Arm, engine: Engine | None, folder: Path, api_key: str | None =
         return
     if engine is None:
         raise ServerUnavailableError(f"arm {arm.name!r} has no URL, and there is nothing to launch")
-    if engine.recipe is not None:
-        make_model(engine.recipe, Path(engine.model))
+    engine.make_model()
     link_path, storage = folder / f"{arm.slug}.link", folder / f"{arm.slug}.storage"
     forget_statistics(link_path)
     flags = engine.flags_of(arm)
