@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
-from kvflow.control.workflow import Workflow
+from kvflow.control.workflow import INFERRED, Workflow
 from kvflow.hints import StepFact
 
 _MOST_PASSED_OVER = 16
@@ -19,8 +19,10 @@ _MOST_GENERATIONS = 32
 
 
 def _whose(workflow: Workflow) -> tuple[str, str]:
-    """Who a workflow is of: its tenant, or, where none is named, all of its type."""
-    return (workflow.tenant, "") if workflow.tenant else ("", workflow.workflow_type)
+    """Who a workflow is of: its tenant, or, where none is named, all of its type, or all that are inferred."""
+    if workflow.tenant:
+        return workflow.tenant, ""
+    return "", INFERRED if workflow.workflow_type.startswith(INFERRED) else workflow.workflow_type
 
 
 class WorkflowTable:

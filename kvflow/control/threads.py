@@ -14,13 +14,13 @@ from xxhash import xxh3_64_intdigest
 
 from kvflow.control.quotes import Quotes
 from kvflow.control.thread import HEAD, TEMPLATE, End, Mark, Thread
+from kvflow.control.workflow import INFERRED
 from kvflow.engine import digests
 from kvflow.engine.boundary import common_prefix
 from kvflow.hints import StepFact
 
 AGENT = "agent"
 """The one that an inferred workflow begins with; others are named after their type, as workflows are."""
-_TYPE = "inferred/"
 _MAX_ENDS = 64
 """Ends of earlier prompts by which a thread is still known: clients cut the end of a context off, and go on."""
 _MAX_MARKS = 256
@@ -173,7 +173,7 @@ class Threads:
         if workflow_id is None or workflow_id not in self._agents:
             return self._begin(kind, namespace, gram)
         workflow_type = workflow_id.rsplit("/", 1)[0]
-        agent = AGENT if workflow_type == _TYPE + kind else kind
+        agent = AGENT if workflow_type == INFERRED + kind else kind
         thread = self._threads.get((workflow_id, agent))
         if thread is None:
             return self._add(Thread(workflow_id, workflow_type, agent, kind, namespace, gram))
@@ -183,7 +183,7 @@ class Threads:
 
     def _begin(self, kind: str, namespace: str, gram: int, parent_id: str | None = None) -> Thread:
         self._count += 1
-        workflow_type = _TYPE + kind
+        workflow_type = INFERRED + kind
         workflow_id = f"{workflow_type}/{self._count}"
         return self._add(Thread(workflow_id, workflow_type, AGENT, kind, namespace, gram, parent_id))
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from kvflow.graph import END, START, AgentStepGraph, Cursor, Join
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 
+INFERRED = "inferred/"
+"""What types of workflows begin with that nobody has told of."""
 _MOST_STEPS = 1024
 """Of a workflow that may be under way."""
 _UNTOLD_S = 0.5

@@ -6,7 +6,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvflow.predict.bounds import touched
+
 _MAX_ROLES = 256
+_MAX_NEW = 64
+"""Roles of a single workflow so far: where types are inferred, many a prompt is of one that never comes again."""
 _MAX_TOKENS = 32_768
 
 
@@ -21,13 +25,15 @@ class FixedPromptBoundary:
     """Learns the fixed part of prompts as what two workflows' prompts for one agent have in common.
 
     Prompts of one workflow are not compared with each other: a conversation extends its own history, which says
-    nothing about other workflows. Memory is bounded by 256 roles of 32 768 tokens, least recently used first out.
+    nothing about other workflows. Memory is bounded by 256 roles of 32 768 tokens, and 64 of one workflow each, least
+    recently used first out.
 
     Source: KVFlow (arXiv 2507.07400) section 3 names a heuristic on hit history; this is ours.
     """
 
     def __init__(self) -> None:
         self._observed: OrderedDict[tuple[str, str], _Observed] = OrderedDict()
+        self._new: OrderedDict[tuple[str, str], _Observed] = OrderedDict()
 
     def observe(self, role: tuple[str, str], workflow_id: str, tokens: Sequence[int]) -> int:
         """Look at one prompt and say how many of its leading tokens are fixed; 0 until two workflows were seen.
@@ -39,12 +45,13 @@ class FixedPromptBoundary:
 
         Cost: O(common prefix).
         """
-        known = self._observed.get(role)
-        if known is None:
-            if len(self._observed) >= _MAX_ROLES:
-                self._observed.popitem(last=False)
-            self._observed[role] = _Observed(workflow_id, tokens[:_MAX_TOKENS])
-            return 0
+        if role not in self._observed:
+            new = touched(self._new, role, _MAX_NEW, lambda: _Observed(workflow_id, tokens[:_MAX_TOKENS]))
+            if new.workflow_id == workflow_id:
+                return 0
+            del self._new[role]
+            touched(self._observed, role, _MAX_ROLES, lambda: new)
+        known = self._observed[role]
         self._observed.move_to_end(role)
         if known.workflow_id != workflow_id:
             known.fixed_tokens = common_prefix(known.tokens, tokens)

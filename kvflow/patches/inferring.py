@@ -18,6 +18,7 @@ from kvflow.patches.locating import plain
 _FIXED_ROLES = ("system", "developer")
 _GRAM_TOKENS, _GRAM_BYTES = 6, 24
 """What is quoted in tokens or bytes is found by runs of so many."""
+_NO_TEXT = ("image_data", "video_data", "audio_data", "session_params")
 _LONGEST = 2**22
 """Tokens, or characters of a text, from which on nothing is inferred."""
 
@@ -101,7 +102,12 @@ def _prompt(obj: Any) -> Sequence[int] | None:
 
 
 def _is_prompt(obj: Any) -> bool:
-    """Whether there is one prompt, and not one too long for any model: it is looked into before that is told."""
+    """Whether there is one prompt, all of it text, and not too long for any model, which is not told before.
+
+    A turn of a streaming session has only what is new.
+    """
+    if any(getattr(obj, name, None) for name in _NO_TEXT):
+        return False
     ids, text = obj.input_ids, obj.text
     if ids is None:
         return isinstance(text, str) and len(text) <= _LONGEST

@@ -60,9 +60,9 @@ async def _until_answered(generate: Callable[[], AsyncIterator[Any]], front: Fro
     try:
         _admit(front, obj, admissions)
         async for answer in generate():
-            if _is_part(answer, obj):
-                heard.add(0)
-                if said is not None:
+            if _is_part(answer):
+                heard.add(_place(answer, 0, obj, len(admissions)))
+                if said is not None and obj.is_single:
                     said.add(answer, last=False)
                 yield answer
                 continue
@@ -94,16 +94,20 @@ def _answered(
 
 def _completed(answer: Any, obj: Any, requests: int) -> Iterator[int]:
     """Places of the requests, among so many, whose answer ends here, unless SGLang has given them up."""
-    samples = getattr(obj, "parallel_sample_num", 1)
     for place, each in enumerate(answer if isinstance(answer, list) else [answer]):
         reason = each.get("meta_info", {}).get("finish_reason") if isinstance(each, dict) else None
         if reason and not (isinstance(reason, dict) and reason.get("type") == "abort"):
-            yield 0 if requests == 1 else each.get("index", place) // samples
+            yield _place(each, place, obj, requests)
 
 
-def _is_part(answer: Any, obj: Any) -> bool:
-    """Whether more of a single request's answer follows, as of most that are streamed."""
-    return isinstance(answer, dict) and obj.is_single and not answer.get("meta_info", {}).get("finish_reason")
+def _place(answer: Any, place: int, obj: Any, requests: int) -> int:
+    """Which of the requests, among so many, an answer is of, with as many samples each."""
+    return 0 if requests == 1 else answer.get("index", place) // getattr(obj, "parallel_sample_num", 1)
+
+
+def _is_part(answer: Any) -> bool:
+    """Whether more of a request's answer follows, as of most that are streamed."""
+    return isinstance(answer, dict) and not answer.get("meta_info", {}).get("finish_reason")
 
 
 def _is_last(answer: Any, obj: Any) -> bool:

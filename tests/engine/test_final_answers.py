@@ -83,6 +83,17 @@ async def test_one_of_several_answers_to_a_prompt_is_enough(front: Front) -> Non
     assert [*live(front)] == ["w0"]
 
 
+async def test_who_has_had_a_part_of_one_of_several_streamed_answers_has_not_given_up(front: Front) -> None:
+    """A use of the context, which is not the next one's, who asks again."""
+    turns = {}
+    for name, answers in (("heard", [PART | {"index": 3}]), ("given up", [PART | {"index": 0}])):
+        await ask(front, [final("other"), envelope([step_action(workflow_id=name, agent="a")])], *answers, samples=2)
+        workflow = front.plane._workflows.get(name)
+        assert workflow is not None
+        turns[name] = workflow.contexts["a"].turns
+    assert turns == {"heard": 1, "given up": 0}
+
+
 async def test_the_last_answer_to_an_earlier_workflow_does_not_end_one_of_the_same_id(front: Front) -> None:
     earlier = front.admit(final("w"))
     await front.hints(envelope([step_action(workflow_id="w", agent=END)]))

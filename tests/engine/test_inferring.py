@@ -53,6 +53,13 @@ def test_names_of_tool_calls_are_remembered_at_no_length_of_their_clients() -> N
     assert len(call) == 32
 
 
+@pytest.mark.parametrize("name", ["image_data", "video_data", "audio_data", "session_params"])
+def test_of_what_is_not_all_text_or_a_part_of_a_session_nothing_is_inferred(name: str) -> None:
+    asked = {"text": "What is in this picture?", "input_ids": None}
+    assert inferring._is_prompt(SimpleNamespace(**asked | {name: None}))
+    assert not inferring._is_prompt(SimpleNamespace(**asked | {name: {"id": "x"}}))
+
+
 def test_what_no_model_takes_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inferring, "_LONGEST", 8)
     for name, fits, too_long in (("text", "x" * 8, "x" * 9), ("input_ids", [1] * 8, [1] * 9)):

@@ -103,6 +103,15 @@ def test_a_client_that_has_a_type_for_each_workflow_pushes_nobody_out() -> None:
     assert {"one", "two"} <= set(workflow_ids(plane))
 
 
+def test_prompts_of_which_nobody_tells_push_no_others_out() -> None:
+    plane = ControlPlane(Settings.model_validate({"intake": {"max_workflows": 20}}), Clock())
+    told = {f"told {number}" for number in range(5)}
+    take(plane, *(step("a", workflow) for workflow in sorted(told)))
+    for number in range(100):
+        take(plane, step("a", f"w{number}", workflow_type=f"inferred/{number}"))
+    assert told <= set(workflow_ids(plane))
+
+
 def test_where_nobody_has_many_those_at_work_stay() -> None:
     plane = ControlPlane(Settings.model_validate({"intake": {"max_workflows": 20}}), Clock())
     ask(plane, "a", "works", workflow_type="own")

@@ -27,9 +27,21 @@ def test_a_growing_conversation_does_not_move_the_boundary() -> None:
 def test_roles_are_bounded_least_recently_used_first() -> None:
     boundary = FixedPromptBoundary()
     for index in range(257):
-        boundary.observe(("review", str(index)), "w1", [1, 2])
-    assert boundary.observe(("review", "0"), "w2", [1, 2]) == 0
-    assert boundary.observe(("review", "256"), "w2", [1, 2]) == 2
+        for workflow in ("w1", "w2"):
+            boundary.observe(("review", str(index)), workflow, [1, 2])
+    assert boundary.observe(("review", "0"), "w3", [1, 2]) == 0
+    assert boundary.observe(("review", "256"), "w3", [1, 2]) == 2
+
+
+def test_roles_of_a_single_workflow_do_not_make_others_forgotten() -> None:
+    boundary = FixedPromptBoundary()
+    for workflow in ("w1", "w2"):
+        boundary.observe(ROLE, workflow, [1, 2])
+    for index in range(1000):
+        boundary.observe(("inferred", str(index)), str(index), [1, 2])
+    assert boundary.observe(ROLE, "w3", [1, 2]) == 2
+    assert boundary.observe(("inferred", "999"), "again", [1, 2]) == 2
+    assert boundary.observe(("inferred", "0"), "again", [1, 2]) == 0
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
