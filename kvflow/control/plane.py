@@ -98,8 +98,8 @@ class ControlPlane:
     def answered(self, workflow_id: str, agent: str, asked: Context | None = None, *, given_up: bool = False) -> bool:
         """A request of an agent has been answered, or given up; tells whether that is of a workflow that lives.
 
-        What that predicts is told with what is heard of the workflow next, or by :meth:`expire`, half a second later: a
-        tool that it calls may not be told of yet. Until then the claim has `ClaimPrediction.pause_s`.
+        What that predicts is told with what is heard of the workflow next, or else by the next :meth:`expire`. Until
+        then the claim says when the context is expected to be used again (`ClaimPrediction.pause_s`).
 
         Args:
             workflow_id: whose request it was.
@@ -117,7 +117,8 @@ class ControlPlane:
         if context.arrivals_s:
             now_s = self._clock()
             context.arrivals_s.popleft()
-            context.answered_s, context.told, context.given_up = now_s, False, given_up
+            context.answered_s, context.given_up = now_s, given_up
+            context.told = workflow_id in self.threads  # nobody tells of these
             context.turns -= given_up
             context.last_tool = context.last_tool if given_up else ""
             self._workflows.touch(workflow, now_s)
@@ -160,8 +161,7 @@ class ControlPlane:
             self._retire(workflow, ended=False, over=None)  # a guess, from which nothing is to be learned
         else:
             expired = workflow.expire_pins(now_s)
-            answered = workflow.answered and not workflow.is_untold(now_s)
-            if expired or answered or now_s >= workflow.revisit_s:
+            if expired or workflow.answered or now_s >= workflow.revisit_s:
                 self._predict(workflow)
 
     def view(self, limit: int | None = None) -> list[dict[str, Any]]:
@@ -340,7 +340,7 @@ class ControlPlane:
         self._follow(workflow)
         self.forecaster.followed(workflow)
         now_s = self._clock()
-        workflow.answered = workflow.answered and workflow.is_untold(now_s)
+        workflow.answered = workflow.answered and workflow.is_untold(now_s)  # then once more
         steps = workflow.steps(self._settings.eviction.prediction)
         others = self._claims - workflow.claims_sent
         most_ahead = MOST_AHEAD if others < _AHEAD_SHARE * _MOST_CLAIMS else 0

@@ -49,7 +49,7 @@ class Context:
         turns: requests so far.
         arrivals_s: when those came that have not been answered. Answers are taken to come in the same order.
         answered_s: when the last one was answered or given up; None before the first.
-        told: its agent has been heard of since.
+        told: its agent has been heard of since, or nobody will tell.
         given_up: the last one was given up, and its program may ask again.
         last_tool: the tool that was called since, the latest of them; empty if none was.
     """
@@ -72,7 +72,7 @@ class Workflow:
 
     Attributes:
         last_seen_s: clock reading of the latest fact or answer, of a sub-workflow, too.
-        answered: what an answer predicts has not been told yet.
+        answered: what an answer predicts is still to be told, or to be told again.
         children: sub-workflows that live, by id.
         contexts: by agent, for those that have sent requests.
         waits: tool calls under way, by (agent, call).

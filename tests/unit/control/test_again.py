@@ -29,7 +29,7 @@ def test_contexts_that_usually_end_here_are_not_expected_back(driver: Driver) ->
         driver.expire()
         found.append(driver.claims["w"]["coder"].probability)
         driver.clock.now_s += 0.25
-    assert found[0] == found[1] > 0.5 > found[2]
+    assert min(found[:2]) > 0.5 > found[2]
     driver.tool("w", "start", verb="ls")
     assert driver.claims["w"]["coder"].probability > 0.5
 

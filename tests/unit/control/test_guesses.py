@@ -122,3 +122,15 @@ def test_an_agent_that_has_not_run_yet_fades_with_its_workflow() -> None:
         driver.clock.now_s += 1.0
         driver.expire()
     assert driver.claims["dies"]["tester"].probability < 0.1
+
+
+def test_nothing_more_is_to_be_told_of_an_answer_of_which_nobody_tells() -> None:
+    clients = Silent()
+    step = clients.plane.threads.asks([*SYSTEM["a"], *text(40)], "")
+    assert step is not None
+    clients.plane.take([DecodedFact(action_id="", action_type="kvflow.step", fact=step)], with_request=True)
+    clients.wait(1)
+    clients.plane.answered(step.workflow_id, step.agent)
+    workflow = clients.plane._workflows.get(step.workflow_id)
+    assert workflow is not None
+    assert not workflow.is_untold(clients.clock.now_s)

@@ -164,5 +164,4 @@ def test_a_request_that_tells_the_end_of_another_workflow_is_that_of_its_own_ste
     assert len(plane.take(items, with_request=True).asked) == 1
     assert workflow_ids(plane) == ["new"]
     plane.answered("new", "a")
-    plane.view()
     assert [update.workflow_id for update in plane.expire()] == ["new"]

@@ -50,9 +50,8 @@ def ask(plane: ControlPlane, agent: str, workflow: str = "w", **fields: Any) -> 
 
 
 def answer(plane: ControlPlane, agent: str, workflow: str = "w") -> list[WorkflowUpdate]:
-    """A request of an agent has been answered; returns what is told of its workflow once somebody has looked at it."""
+    """A request of an agent has been answered; returns what is told of its workflow when nothing else is heard."""
     plane.answered(workflow, agent)
-    plane.view()
     return [update for update in plane.expire() if update.workflow_id == workflow]
 
 
