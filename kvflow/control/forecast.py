@@ -71,12 +71,12 @@ class Forecaster:
 
     def hear_end(self, workflow: Workflow) -> None:
         """A client says that a tool has ended: those of the type do."""
-        touched(self._hears_ends, workflow.workflow_type, _MOST_TYPES, bool)
+        touched(self._hears_ends, workflow.workflow_type, _MOST_TYPES, lambda: True)
 
     def followed(self, workflow: Workflow) -> None:
         """Learn whether workflows of the type go through their graph more than once."""
         if workflow.declared and workflow.cursor is not None and workflow.cursor.restarted:
-            touched(self._restart, workflow.workflow_type, _MOST_TYPES, bool)
+            touched(self._restart, workflow.workflow_type, _MOST_TYPES, lambda: True)
 
     def hears_ends(self, workflow: Workflow) -> bool:
         """Whether clients of the type say when tools end."""

@@ -15,7 +15,7 @@ from kvflow.engine.claim import Claim
 from kvflow.engine.claims import ClaimTable
 from kvflow.engine.digests import MIN_UNIT_TOKENS
 from kvflow.engine.entering import Prompt, enter, enter_fixed, learn, settle
-from kvflow.engine.owners import kept_by
+from kvflow.engine.owners import pin_priority
 from kvflow.engine.ports import Node
 from kvflow.policy import UNKNOWN, EvictionClass, EvictionPolicy, Leaf, Rank, ServingCosts, Standing, make_policy
 from kvflow.predict import WorkflowUpdate
@@ -375,7 +375,7 @@ class Coordinator:
         return node.owners.cls is EvictionClass.RETIRED
 
     def _pinned(self, node: Node) -> float | None:
-        return kept_by(node, self.claims.clock.now_s)
+        return pin_priority(node, self.claims.clock.now_s)
 
     def _rank_leaf(self, node: Node, standing: Standing, *, backed_up: bool | None = None) -> Rank:
         age = 0.0

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from kvflow.engine import ports
 from kvflow.engine.ages import Ages
 from kvflow.engine.choice import FREE_CHOICE, Choice
-from kvflow.engine.owners import kept_by
+from kvflow.engine.owners import pin_priority
 
 EXACT = 192
 """Up to so many leaves are all looked at."""
@@ -139,7 +139,7 @@ class Leaves(set[Any]):
         held = sum(len(node.key) for node in chosen.values())
         while held < tokens and (found := self._first.take(_PART, chosen) or self._take_aside(chosen)):
             held += sum(len(node.key) for node in found)
-        free = [len(node.key) for node in chosen.values() if kept_by(node, now_s) is None]
+        free = [len(node.key) for node in chosen.values() if pin_priority(node, now_s) is None]
         if len(free) < len(chosen):
             self._look_behind_pins(spared_tokens - sum(free), chosen, now_s)
 
@@ -152,7 +152,7 @@ class Leaves(set[Any]):
         while tokens > 0 and looked_at < _MOST_BEHIND and (found := self._first.take(_PART, chosen)):
             looked_at += len(found)
             for node in found:
-                if kept_by(node, now_s) is not None:
+                if pin_priority(node, now_s) is not None:
                     self._aside[id(node)] = chosen.pop(id(node))
                 else:
                     tokens -= len(node.key)

@@ -287,7 +287,7 @@ def _least(one: float | None, other: float | None) -> float | None:
     return min(one, other)
 
 
-def kept_by(node: Node, now_s: float) -> int | None:
+def pin_priority(node: Node, now_s: float) -> int | None:
     """Highest priority of the pins that keep a leaf where it is; None if none does.
 
     Args:

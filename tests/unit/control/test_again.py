@@ -10,16 +10,21 @@ from tests.unit.control.test_forecast import Driver, driver
 __all__ = ["driver"]
 
 
-def test_contexts_that_usually_end_here_are_not_expected_back(driver: Driver) -> None:
+def end_without_a_tool(driver: Driver) -> None:
+    """Programs of one to six calls, of which all but the last are followed by a tool."""
     for index in range(60):
         workflow = f"old{index}"
         for _ in range(index % 6):
             driver.turn(workflow, 1.0)
         driver.ask(workflow)
         driver.clock.now_s += 1
-        driver.answer(workflow)  # without a tool: the last answer
+        driver.answer(workflow)
         driver.clock.now_s += 1
         driver.end(workflow)
+
+
+def test_contexts_that_usually_end_here_are_not_expected_back(driver: Driver) -> None:
+    end_without_a_tool(driver)
     driver.turn("w", 1.0)
     driver.ask("w")
     driver.clock.now_s += 1
@@ -80,14 +85,7 @@ def test_who_is_next_for_certain_is_so_in_every_run_of_a_conversation(driver: Dr
 
 
 def test_what_another_agent_says_does_not_tell_whether_one_has_called_a_tool(driver: Driver) -> None:
-    for index in range(60):
-        workflow = f"old{index}"
-        for _ in range(index % 6):
-            driver.turn(workflow, 1.0)
-        driver.ask(workflow)
-        driver.clock.now_s += 1
-        driver.answer(workflow)
-        driver.end(workflow)
+    end_without_a_tool(driver)
     driver.turn("w", 1.0)
     for agent in ("coder", "other"):
         driver.ask("w", agent)
