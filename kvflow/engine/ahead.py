@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
+from kvflow.engine.searches import MOST_FOUND, Search
 
 LIKELY = 0.3
 """Of the branches a workflow may take, those at least so likely are loaded: three at most."""
-_LOOKED_AT = 64
-"""Contexts looked at for one decision, the nearest uses first."""
 _MANY = 64
 _PAUSE_S = 2.5e-4
 """Pause between two searches per context beyond these, a hundred times what each costs."""
@@ -25,47 +23,28 @@ def target(claim: Claim) -> Node | None:
     return claim.tip if claim.tip is not None and claim.keeps_tail else claim.fixed_prompt.tip
 
 
-class Search:
-    """Looks for what is needed next.
+def nearest(coordinator: Coordinator, *, lost: bool = False) -> Search:
+    """Search for claims with a context that will be used and is not on the device, the likeliest and soonest first.
 
-    What one search has found is served until a pause has passed that makes searches take a hundredth of the time; then
-    the next one sees what has come meanwhile. Depends on the replicated clock and on the claims alone.
+    None of a program that is held. With few claims each look is a search; with more, searches take a hundredth of the
+    time.
 
     Args:
         coordinator: whose claims they are.
         lost: only those whose context is not on the host either.
-
-    Attributes:
-        next_s: when there will be another search, on the control plane's clock.
     """
+    claims = coordinator.claims
 
-    def __init__(self, coordinator: Coordinator, *, lost: bool = False) -> None:
-        self.next_s = 0.0
-        self._coordinator = coordinator
-        self._lost = lost
-        self._found: list[Claim] = []
-        self._there_is_more = False
-
-    def nearest(self) -> Sequence[Claim]:
-        """Claims with a context that will be used and is not on the device, the likeliest and soonest first.
-
-        None of a program that is held. They were in this order when they were found, and are all still such claims.
-
-        Cost: O(1); O(claims) for a search, if its time has come or all that was found has been dealt with.
-        """
-        claims = self._coordinator.claims
-        self._found = [claim for claim in self._found if claim.expected and self._counts(claim)]
-        if claims.clock.now_s >= self.next_s or (self._there_is_more and not self._found):
-            near = [claim for claim in claims.expected() if self._counts(claim)]
-            self._found = heapq.nsmallest(_LOOKED_AT, near, key=lambda claim: -claim.rate_hz(claims.clock))
-            self._there_is_more = len(near) > len(self._found)
-            self.next_s = claims.clock.now_s + self._pause_s()
-        return self._found
-
-    def _counts(self, claim: Claim) -> bool:
-        if claim.likelihood < LIKELY or claim.held_s or claim.waited_for or (end := target(claim)) is None:
+    def wanted(claim: Claim) -> bool:
+        if not claim.expected or claim.likelihood < LIKELY or claim.held_s or claim.waited_for:
             return False
-        return not self._coordinator.cached(end) or (end.evicted and not self._lost)
+        end = target(claim)
+        return end is not None and (not coordinator.cached(end) or (end.evicted and not lost))
 
-    def _pause_s(self) -> float:
-        return min(_LONGEST_PAUSE_S, _PAUSE_S * max(0, self._coordinator.claims.contexts - _MANY))
+    return Search(
+        claims.clock,
+        claims.expected,
+        wanted=wanted,
+        choose=lambda found: heapq.nsmallest(MOST_FOUND, found, key=lambda claim: -claim.rate_hz(claims.clock)),
+        pause_s=lambda: min(_LONGEST_PAUSE_S, _PAUSE_S * max(0, claims.contexts - _MANY)),
+    )

@@ -9,13 +9,12 @@ from kvflow.engine.ahead import LIKELY
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
+from kvflow.engine.searches import MOST_FOUND, Search
 
 _TRIES = 4
 """Contexts that are tried before anything has changed."""
 _PAUSE_S = 0.1
 """Between two looks for waits, which are longer."""
-_LOOKED_AT = 64
-"""Waits that one look finds."""
 
 
 class BackupPlanner:
@@ -37,9 +36,15 @@ class BackupPlanner:
         self._coordinator = coordinator
         self._device_tokens = device_tokens
         self._decided = -1
-        self._resume_s = self._search_s = 0.0
-        self._found: list[Claim] = []
-        self._there_is_more = False
+        self._resume_s = 0.0
+        claims = coordinator.claims
+        self._waits = Search(
+            claims.clock,
+            lambda: chain(claims.expected(), claims.waited_for()),
+            wanted=self._is_wanted,
+            choose=lambda found: list(islice(found, MOST_FOUND)),
+            pause_s=lambda: _PAUSE_S,
+        )
         self._ordered: dict[Node, float] = {}
         self._refused: tuple[int, set[Node]] = (-1, set())
 
@@ -92,7 +97,7 @@ class BackupPlanner:
         node = next(wanted, None) if len(refused) < _TRIES else None
         if node is None:
             self._decided = clock.version
-            self._resume_s = self._search_s if self._search_s > clock.now_s else clock.now_s + _PAUSE_S
+            self._resume_s = self._waits.next_s if self._waits.next_s > clock.now_s else clock.now_s + _PAUSE_S
         return node
 
     def refused(self, node: Node) -> None:
@@ -102,20 +107,10 @@ class BackupPlanner:
     def _wanted(self) -> Iterator[Node]:
         """Where contexts end that are to be copied: as ordered, or because they will not be used for long."""
         yield from self._ordered
-        yield from (claim.tip for claim in self._waits() if claim.tip is not None)
+        yield from (claim.tip for claim in self._waits.found() if claim.tip is not None)
 
-    def _waits(self) -> list[Claim]:
-        """Claims whose contexts will not be used for long and lack a copy: what one search has found of them."""
-        claims = self._coordinator.claims
-        self._found = [claim for claim in self._found if self._counts(claim)]
-        if claims.clock.now_s >= self._search_s or (self._there_is_more and not self._found):
-            several = chain(claims.expected(), claims.waited_for())
-            self._found = list(islice(filter(self._counts, several), _LOOKED_AT))
-            self._there_is_more = len(self._found) == _LOOKED_AT
-            self._search_s = claims.clock.now_s + _PAUSE_S
-        return self._found
-
-    def _counts(self, claim: Claim) -> bool:
+    def _is_wanted(self, claim: Claim) -> bool:
+        """Whether its context will not be used for long, and lacks a copy."""
         if not claim.expected or (claim.waited_for and not claim.held_s):
             return False
         return claim.tip is not None and self._lacks(claim.tip) and self._faces_a_long_wait(claim)

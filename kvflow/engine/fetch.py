@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvflow.engine.accounting import Counters
-from kvflow.engine.ahead import Search, target
+from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.ports import Node
@@ -64,20 +64,20 @@ class Fetcher:
         self._counters = counters
         self._least_tokens = least_tokens
         self._decided = -1
-        self._search = Search(coordinator, lost=True)
+        self._search = nearest(coordinator, lost=True)
         self._search_s = 0.0
         self._refused: dict[Claim, float] = {}
 
     def next(self) -> Fetch | None:
         """Choose what to fetch next, if there is something.
 
-        Cost: O(1); O(claims) for a search, of which there are few (see :class:`~kvflow.engine.ahead.Search`).
+        Cost: O(1); O(claims) for a search, of which there are few (see :class:`~kvflow.engine.searches.Search`).
         """
         clock = self._coordinator.claims.clock
         self._pace.tick(clock.now_s)
         if clock.version == self._decided or clock.now_s < self._search_s or not self._pace.may_load:
             return None
-        fetch = next(filter(None, map(self._fetch_of, self._search.nearest())), None)
+        fetch = next(filter(None, map(self._fetch_of, self._search.found())), None)
         if fetch is None:
             self._decided = clock.version
             self._search_s = self._search.next_s

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from kvflow.engine.accounting import Counters
-from kvflow.engine.ahead import Search, target
+from kvflow.engine.ahead import nearest, target
 from kvflow.engine.claim import Claim
 from kvflow.engine.coordinator import Coordinator
 from kvflow.engine.load_orders import LoadOrders
@@ -85,7 +85,7 @@ class Prefetcher:
         self.least_tokens = least_tokens
         self._decided: tuple[int, int] | None = None
         self._resume_s = self._resume_asked_s = self._resume_orders_s = self._search_s = 0.0
-        self._search = Search(coordinator)
+        self._search = nearest(coordinator)
         self._looked = 0
         self._orders = LoadOrders(self._missing, least_tokens)
         self._begun = 0
@@ -106,7 +106,7 @@ class Prefetcher:
             room: on the device.
             view: the rest of the device tier; asked for only if something would have to leave.
 
-        Cost: O(1); O(claims) for a search, of which there are few (see :class:`~kvflow.engine.ahead.Search`), and
+        Cost: O(1); O(claims) for a search, of which there are few (see :class:`~kvflow.engine.searches.Search`), and
         O(leaves) if something would have to leave, which is tried ten times a second at most.
         """
         clock = self._coordinator.claims.clock
@@ -247,7 +247,7 @@ class Prefetcher:
         """What is predicted to be needed next, if there is room: what is needed later is worth less."""
         if now_s < max(self._resume_s, self._search_s) or not self.pace.may_load:
             return None
-        load = next(filter(None, map(self._load_of, self._search.nearest())), None)
+        load = next(filter(None, map(self._load_of, self._search.found())), None)
         if load is None:
             self._search_s = self._search.next_s
             return None

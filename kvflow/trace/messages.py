@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from kvflow.trace.importers.base import SLICE_CHARS, SLICE_TOKENS, digest, estimated_tokens
 
 MEDIA_TOKENS = 1000
-"""Counted for an image or a recording, whatever its bytes are: the order of an image of a megapixel (OpenAI counts tiles
-of 512 pixels, Qwen2.5-VL patches of 28, Anthropic pixels / 750) and of a minute of sound."""
+"""Counted for an image or a recording, whatever its bytes are: the order of an image of a megapixel (OpenAI counts
+tiles of 512 pixels, Qwen2.5-VL patches of 28, Anthropic pixels / 750) and of a minute of sound."""
 _MEDIA = ("image", "image_url", "input_image", "input_audio", "audio_url")
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 """Parts of a content that are texts, and where these stand."""

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from kvflow.engine import BackupPlanner, Fetcher, PromptClaim
-from kvflow.engine.ahead import Search
+from kvflow.engine.ahead import nearest
 from kvflow.engine.claim import Claim
+from kvflow.engine.claims import ClaimTable
 from kvflow.policy import PrefetchPace
 from kvflow.predict import ClaimPrediction, WorkflowUpdate
 from tests.unit.engine.load_table import COSTS, Node, Table
 
 MANY = 1_064
 """Contexts with which there is a quarter of a second between two searches."""
+
+
+@pytest.fixture(autouse=True)
+def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the looks through all claims."""
+    original = ClaimTable.expected
+
+    def expected(table: Any) -> Iterator[Claim]:
+        table.searches = getattr(table, "searches", 0) + 1
+        return original(table)
+
+    monkeypatch.setattr(ClaimTable, "expected", expected)
 
 
 class Server(Table):
@@ -29,13 +43,10 @@ class Server(Table):
             claim = PromptClaim(workflow_id=f"w{number}", workflow_type="t", agent="g")
             self.coordinator.tag(claim, [(node, 20)], 0)
             self.expect(number, 0.1 + number / 1e5)
-        self.searches = 0
-        self.expected = self.coordinator.claims.expected
-        self.coordinator.claims.expected = self.count  # type: ignore[method-assign]
 
-    def count(self) -> Iterator[Claim]:
-        self.searches += 1
-        return self.expected()
+    @property
+    def searches(self) -> int:
+        return getattr(self.coordinator.claims, "searches", 0)
 
     def expect(self, number: int, due_s: float) -> None:
         claims = (ClaimPrediction(agent="g", steps=0, due_s=self.coordinator.claims.clock.now_s + due_s),)
@@ -76,9 +87,9 @@ def test_after_a_pause_what_has_come_meanwhile_is_seen() -> None:
 
 def test_when_all_that_was_found_is_loaded_there_is_another_search_at_once() -> None:
     server = Server()
-    search = Search(server.coordinator)
+    search = nearest(server.coordinator)
     for node in server.nodes[:100]:
-        assert search.nearest()[0].tip is node
+        assert search.found()[0].tip is node
         node.evicted = False
     assert server.searches == 2
 
