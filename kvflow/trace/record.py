@@ -23,9 +23,10 @@ from collections.abc import Iterator, Sequence
 from kvflow.trace.importers.base import since
 from kvflow.trace.importers.pauses import paced
 from kvflow.trace.importers.threads import interleave
-from kvflow.trace.lanes import AskSpan, Span, StepSpan, Threads, ToolSpan
+from kvflow.trace.lanes import Threads
 from kvflow.trace.messages import MessagePart, Usage
 from kvflow.trace.schema import Event, WorkflowEnd, WorkflowStart
+from kvflow.trace.spans import AskSpan, Span, StepSpan, ToolSpan
 
 LOOKAHEAD = 64
 """Later prompts in which an unseen answer is looked for."""

@@ -29,13 +29,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
-from pydantic import Discriminator, Field, Tag
-
-from kvflow.trace.importers.base import Clock, Importer, Json, Names, Row, Tokens, clipped, since
+from kvflow.trace.importers.base import Importer, Json, Names, clipped, since
 from kvflow.trace.importers.runs import Runs
 from kvflow.trace.importers.threads import Timed, interleave
+from kvflow.trace.importers.wekarow import Agent, Request, Session, as_begun, begun_s
 from kvflow.trace.schema import (
     MAIN_THREAD,
     Event,
@@ -57,40 +56,6 @@ CLOCK_STEP_S = 1.0
 AGENT = "claude-code"
 
 
-def _kind(value: Any) -> str:
-    return "agent" if isinstance(value, dict) and "requests" in value else "request"
-
-
-class _Request(Row):
-    t: Clock
-    tokens: Tokens = Field(alias="in")
-    out: Tokens
-    stop: str | None = None
-    input_types: tuple[str, ...] = ()
-    api_time: float | None = None
-    think_time: float | None = None
-    h: Annotated[list[Tokens], Field(min_length=1)] | None = None
-    hash_ids: list[Tokens] | None = None
-
-
-class _Agent(Row):
-    t: Clock = 0.0
-    subagent_type: str | None = None
-    duration_ms: float | None = None
-    requests: list[
-        Annotated[
-            Annotated[_Request, Tag("request")] | Annotated[_Agent, Tag("agent")],
-            Discriminator(_kind),
-        ]
-    ]
-
-
-class _Session(_Agent):
-    id: str
-    block_size: Annotated[int, Field(ge=1)] = 64
-    group: str | None = None
-
-
 class WekaImporter(Importer):
     """One workflow per row; see the module."""
 
@@ -108,7 +73,7 @@ class WekaImporter(Importer):
 
     def events(self, row: str) -> Sequence[Event]:
         """Events of one session."""
-        log = _Session.model_validate_json(row)
+        log = Session.model_validate_json(row)
         session = _Threads(workflow=self.names.unique(log.id), block_tokens=log.block_size)
         end_s = session.add(MAIN_THREAD, AGENT, log, start_s=0.0)
         return [
@@ -116,22 +81,6 @@ class WekaImporter(Importer):
             *interleave(session.events),
             WorkflowEnd(workflow=session.workflow, t=end_s),
         ]
-
-
-def _begun_s(entry: _Request | _Agent) -> float:
-    waited_ms = entry.duration_ms or 0.0 if isinstance(entry, _Agent) else 0.0
-    return entry.t - max(0.0, waited_ms) / 1000
-
-
-def _as_begun(entries: Sequence[_Request | _Agent]) -> list[_Request | _Agent]:
-    """A thread's requests in their order, with its sub-agents where they began."""
-    ordered: list[_Request | _Agent] = []
-    for entry in entries:
-        place = len(ordered)
-        while isinstance(entry, _Agent) and place and _begun_s(ordered[place - 1]) > _begun_s(entry):
-            place -= 1
-        ordered.insert(place, entry)
-    return ordered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +102,15 @@ class _Threads:
         self._calls = 0
         self._worked_s: dict[str, tuple[float, float]] = {}
 
-    def add(self, name: str, agent: str, log: _Agent, *, start_s: float) -> float:
+    def add(self, name: str, agent: str, log: Agent, *, start_s: float) -> float:
         """Convert a thread and those it spawns; returns its end in seconds."""
         thread = _Thread(self, name, agent, log, start_s)
         events = self.events[name] = thread.events
         running: dict[str, float] = {}
         end_s = start_s + max(0.0, log.duration_ms or 0.0) / 1000
-        for entry in _as_begun(log.requests):
-            at_s = round(start_s + max(0.0, _begun_s(entry)), 6)
-            if isinstance(entry, _Agent):
+        for entry in as_begun(log.requests):
+            at_s = round(start_s + max(0.0, begun_s(entry)), 6)
+            if isinstance(entry, Agent):
                 child = self._names.unique(f"side:{entry.subagent_type or 'agent'}")
                 events.append(Timed(at_s, Spawn(workflow=self.workflow, thread=name, t=at_s, child=child)))
                 running[child] = self.add(child, entry.subagent_type or "sub-agent", entry, start_s=at_s)
@@ -188,13 +137,13 @@ class _Thread:
         over_s: when its latest answer was there, and the threads it has joined were over.
     """
 
-    def __init__(self, session: _Threads, name: str, agent: str, log: _Agent, start_s: float) -> None:
+    def __init__(self, session: _Threads, name: str, agent: str, log: Agent, start_s: float) -> None:
         self.events: list[Timed] = []
         self.over_s = start_s
         self._session = session
         self._name = name
         self._agent = agent
-        requests = [entry for entry in log.requests if isinstance(entry, _Request)]
+        requests = [entry for entry in log.requests if isinstance(entry, Request)]
         self._tool_follows = {
             id(before): before.stop == "tool_use" and "tool_result" in after.input_types
             for before, after in pairwise(requests)
@@ -202,7 +151,7 @@ class _Thread:
         self._tool_call = ""
         self._answered_s = start_s
         self._waited_s = 0.0
-        self._previous: _Request | None = None
+        self._previous: Request | None = None
         self._blocks = Runs()
         self._asked: deque[_Asked] = deque(maxlen=BASES)
 
@@ -211,7 +160,7 @@ class _Thread:
         self.over_s = max(self.over_s, over_s)
         self._waited_s = max(self._waited_s, over_s - max(start_s, self._answered_s))
 
-    def ask(self, call: str, request: _Request, at_s: float) -> None:
+    def ask(self, call: str, request: Request, at_s: float) -> None:
         """Add a request, with the tool that ends before it and the one that starts after it."""
         wait_s = self._wait_s(request)
         if wait_s is not None:
@@ -257,14 +206,14 @@ class _Thread:
     def _add(self, at_s: float, event: LLMCall | ToolStart | ToolEnd) -> None:
         self.events.append(Timed(at_s, event))
 
-    def _wait_s(self, request: _Request) -> float | None:
+    def _wait_s(self, request: Request) -> float | None:
         """Silence before a request. What the source counts begins where the last timed request was over."""
         previous = self._previous
         if request.think_time is not None and (previous is None or previous.api_time is not None):
             return clipped(request.think_time)
         return None if previous is None else since(previous.t + (previous.api_time or 0.0), request.t)
 
-    def _runs(self, request: _Request) -> Runs:
+    def _runs(self, request: Request) -> Runs:
         if request.h is not None:
             runs = self._decoded(request.h, request.t)
         elif request.hash_ids is not None:
@@ -285,7 +234,7 @@ class _Thread:
             runs.append(first, count)
         return runs
 
-    def _prompt(self, call: str, request: _Request, runs: Runs) -> Prompt:
+    def _prompt(self, call: str, request: Request, runs: Runs) -> Prompt:
         base, kept = self._base(request, runs)
         content, block_tokens = self._session.workflow, self._session.block_tokens
         pieces = list(runs.pieces(content, block_tokens, kept, request.tokens))
@@ -294,7 +243,7 @@ class _Thread:
             pieces.append(Piece(f"{content}/{call}/end", left))
         return Prompt(base=base.call if base else None, keep_tokens=kept, add=tuple(pieces))
 
-    def _base(self, request: _Request, runs: Runs) -> tuple[_Asked | None, int]:
+    def _base(self, request: Request, runs: Runs) -> tuple[_Asked | None, int]:
         base, common = None, 0
         for asked in reversed(self._asked):
             blocks = asked.runs.common(runs)
